@@ -1,7 +1,7 @@
 """SGLang's platform for machines without an accelerator, in plain torch.
 
-It has two entry points named ``dflash_cpu``: the platform (group ``sglang.srt.platforms``) and its replacements of
-SGLang functions (group ``sglang.srt.plugins``).
+Entry points ``dflash_cpu``: the platform (group ``sglang.srt.platforms``) and its replacements
+(``sglang.srt.plugins``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ def register() -> None:
 
 
 def install() -> None:
-    """Install the platform's replacements, attention backend and argument handling; once per process."""
     from sglang_dflash.ops import replace_on_host
     from sglang_dflash_cpu import arguments, replacements
     from sglang_dflash_cpu.layers import dense, step_ops
@@ -38,7 +37,6 @@ def install() -> None:
 
 
 def create_attention(runner: Any) -> Any:
-    """Return the attention backend of one model runner; called by SGLang's registry."""
     from sglang.srt.runtime_context import get_exec
 
     from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
@@ -48,7 +46,6 @@ def create_attention(runner: Any) -> Any:
 
 
 def register_attention() -> None:
-    """Make the attention backend a choice for target and drafter; a second call adds nothing."""
     from sglang.srt.arg_groups.choices import (
         ATTENTION_BACKEND_CHOICES,
         DETERMINISTIC_ATTENTION_BACKEND_CHOICES,

@@ -1,8 +1,4 @@
-"""Server arguments on a CPU: refuse what the platform cannot serve, map GPU-only choices, set defaults, and log them.
-
-Two of SGLang's overridable resolution steps are wrapped: the runtime validation, which runs before the model's path is
-resolved, and the choice of CPU back ends, which for SGLang's own CPU engine picks Intel AMX kernels.
-"""
+"""Server arguments on a CPU: refuse what is not supported, map GPU-only choices, set and log defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ Rule = tuple[bool, str, str, str]  # whether to refuse, found, expected, remedy
 
 MAX_RUNNING_REQUESTS = 32
 TOKENS_PER_REQUEST = 8192
-STATES_PER_REQUEST = 8  # the working state, two tracked snapshots, and as many again in the prefix cache
+STATES_PER_REQUEST = 8  # the working state, two tracked snapshots, as many again in the prefix cache
 SMALL_PART = 0.1  # of the machine's memory
 
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -35,19 +31,17 @@ _KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 _PLAIN = (None, "unquant")
 _DECODERS = "dense, MoE or gated-delta-net hybrid decoders with grouped-query attention"
 _GPU = "serve it on a GPU, where this platform stays inactive"
-# Every architecture has these, though its checkpoint may name them otherwise (GPT-2's n_layer).
+# Checkpoints may use other names (GPT-2's n_layer).
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 _TORCH_ATTENTION, _TORCH_GDN, _GLOO = "torch attention", "the CPU platform's torch kernels", "gloo"
 
 
 class Choice(NamedTuple):
-    """One server argument that a command written for a GPU may set."""
-
     field: str
-    instead: Any  # replaces every value that a CPU cannot serve
+    instead: Any  # replaces values that a CPU does not support
     served_by: str  # for the warning
-    allowed: tuple[Any, ...] = ()  # values that pass through, in addition to ``instead``
+    allowed: tuple[Any, ...] = ()  # other values that pass through
 
 
 CHOICES = (
@@ -55,7 +49,7 @@ CHOICES = (
     Choice("prefill_attention_backend", None, _TORCH_ATTENTION),
     Choice("decode_attention_backend", None, _TORCH_ATTENTION),
     Choice("speculative_draft_attention_backend", ATTENTION_BACKEND, _TORCH_ATTENTION, (None,)),
-    # "triton" is SGLang's name for the functions that our table replaces.
+    # "triton" selects the functions that the platform replaces.
     Choice("linear_attn_backend", "triton", _TORCH_GDN),
     Choice("linear_attn_prefill_backend", "triton", _TORCH_GDN, (None,)),
     Choice("linear_attn_decode_backend", "triton", _TORCH_GDN, (None,)),
@@ -78,7 +72,7 @@ CHOICES = (
 
 
 def install() -> None:
-    """Register both steps. SGLang runs a step once per registration: call this once per process."""
+    """Register both steps, once per process."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
     register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
@@ -86,7 +80,7 @@ def install() -> None:
 
 
 def validate_runtime(server_args: Any, previous: Step) -> None:
-    """Wrap ``handle_hardware_runtime_validation``: refuse what needs no model configuration to be seen."""
+    """Wrap ``handle_hardware_runtime_validation``: refuse what needs no model config."""
     from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
     from sglang.srt.arg_groups.overrides import resolving_view
 
@@ -95,7 +89,7 @@ def validate_runtime(server_args: Any, previous: Step) -> None:
 
 
 def choose_backends(server_args: Any, previous: Step) -> None:
-    """Replace ``handle_cpu_backends``; ``previous`` would pick kernels that are not installed."""
+    """Replace ``handle_cpu_backends``, which selects kernels that are not installed."""
     from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 
     del previous
@@ -118,13 +112,13 @@ def choose_backends(server_args: Any, previous: Step) -> None:
 
 
 def check_before_model(cfg: Any, known: list[str]) -> None:
-    """Refuse a missing model folder, and an attention backend that is not ``known``: ``Engine`` does not check it."""
+    """Refuse a missing model folder and an unknown attention backend."""
     backends = [(field, getattr(cfg, field)) for field in _ATTENTION_FIELDS]
     _refuse(
         *(
             (
                 backend not in (None, *known),
-                f"{field}={backend!r}",
+                f"{field}={backend!r} is unknown",
                 f"one of {', '.join(sorted(known))}",
                 f"leave it out: the CPU platform serves every model with {ATTENTION_BACKEND}",
             )
@@ -140,7 +134,6 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    """Refuse a pair that the platform has no torch implementation for, and adapters."""
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
@@ -155,25 +148,25 @@ def check_pair(model_config: Any, cfg: Any) -> None:
         (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _DECODERS, _GPU),
         (
             scheme not in _PLAIN,
-            f"{name} with {scheme} quantisation on a CPU",
+            f"{name} with {scheme} quantisation on a CPU is not supported",
             "an unquantised checkpoint: float32, bfloat16 or float16",
             "use the checkpoint's unquantised version here, or " + _GPU,
         ),
         (
             cfg.kv_cache_dtype not in _KV_DTYPES,
-            f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU",
+            f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is not supported",
             f"one of {', '.join(_KV_DTYPES)}",
             "leave it out: the KV cache then has the model's dtype",
         ),
         (
             bool(cfg.enable_lora or cfg.lora_paths),
-            f"{'--lora-paths' if cfg.lora_paths else '--enable-lora'} on a CPU",
+            f"{'--lora-paths' if cfg.lora_paths else '--enable-lora'} on a CPU is not supported",
             "a server without adapters: SGLang's LoRA layers need pinned memory, which needs an accelerator",
             "merge the adapter into the checkpoint, or serve it on a GPU",
         ),
         (
             drafter_scheme not in _PLAIN,
-            f"--speculative-draft-model-quantization {drafter_scheme} on a CPU",
+            f"--speculative-draft-model-quantization {drafter_scheme} on a CPU is not supported",
             "plain layers: float32, bfloat16 or float16",
             "leave it out: a quantised drafter is dequantised when it is loaded",
         ),
@@ -181,7 +174,6 @@ def check_pair(model_config: Any, cfg: Any) -> None:
 
 
 def _is_missing_folder(model_path: str) -> bool:
-    # SGLang would ask a model hub for a path that does not exist.
     looks_local = model_path.startswith(("/", "./", "../", "~")) or model_path.count("/") > 1
     return looks_local and "://" not in model_path and not Path(model_path).expanduser().exists()
 
@@ -193,7 +185,7 @@ def _refuse(*rules: Rule) -> None:
 
 
 def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the server arguments to change, and a warning for each one that the user had set."""
+    """Return the server arguments to change, and a warning for each one that the user set."""
     changes, warnings = {}, []
     for field, instead, served_by, allowed in CHOICES:
         value = value_of(field)
@@ -230,26 +222,24 @@ def _defaults(cfg: Any, model_config: Any) -> dict[str, Any]:
     )
     left_open = {"max_running_requests": running, **caps}
     if cfg.disaggregation_mode == "decode":
-        # SGLang's other way to keep retracted requests needs pinned memory and kernels.
+        # Retraction in pinned memory needs an accelerator.
         left_open["disaggregation_decode_retraction_backup"] = "cpu_tensor"
-    # An idle scheduler polls its sockets without a pause, which takes a core from the rest of the machine.
+    # An idle scheduler polls its sockets and occupies a core.
     return {"sleep_on_idle": True} | {name: value for name, value in left_open.items() if getattr(cfg, name) is None}
 
 
 def pool_defaults(
     config: Mapping[str, Any], *, dtype_bytes: int, running: int, context: int, memory: int
 ) -> dict[str, int]:
-    """Return caps for ``max_total_tokens`` and ``max_mamba_cache_size``, for a user who chose neither.
+    """Return caps for ``max_total_tokens`` and ``max_mamba_cache_size`` if the user set neither.
 
-    SGLang fills a fraction of the device's memory with its pools, which on a CPU is the machine's: a tiny model would
-    zero gigabytes at start. A pool is capped at what the running requests can use, if that is a small part of the
-    memory.
+    SGLang would zero a fraction of the machine's memory at start. A cap holds what the running requests can use.
 
     Args:
-        config: the target's text config. SGLang's has no ``layer_types`` for hybrids but ``full_attention_interval``.
-        dtype_bytes: bytes of one element of K, V and the convolution state; the recurrent state is float32.
-        running: requests that may run at once; context: longest sequence, tokens.
-        memory: of the machine, bytes. What is free changes from moment to moment.
+        config: the target's text config; SGLang's hybrids have ``full_attention_interval`` instead of ``layer_types``.
+        dtype_bytes: bytes per element of K, V and the convolution state; the recurrent state is float32.
+        running, context: maximum requests, and tokens per request.
+        memory: of the machine, bytes.
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
     token_bytes = target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1)

@@ -1,4 +1,4 @@
-"""SGLang's platform discovery: take the machine only if it has no accelerator and nothing else was chosen."""
+"""SGLang's platform discovery."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ PLATFORM_NAME = "dflash_cpu"
 PLATFORM_CLASS = "sglang_dflash_cpu.platform.DFlashCpuPlatform"
 PLATFORM_GROUP = "sglang.srt.platforms"
 
-# Kernel drivers create these whether or not the installed torch can use the device.
+# Kernel drivers create these, with or without support in torch.
 _DEVICE_NODES = {"CUDA": "/dev/nvidiactl", "ROCm": "/dev/kfd", "NPU": "/dev/davinci_manager", "MUSA": "/dev/mtgpu.0"}
 
 
 def accelerators() -> list[str]:
-    """Return the kinds of accelerator that the installed torch can use on this machine."""
     import torch
 
     usable = {
@@ -37,7 +36,7 @@ def accelerators() -> list[str]:
 
 
 def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the kinds of accelerator whose driver is loaded, unless the user hides the devices on purpose."""
+    """Return the kinds of accelerator whose driver is loaded, unless the user hides the devices."""
     hidden = {
         "CUDA": env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"),
         "ROCm": "" in (env.get("HIP_VISIBLE_DEVICES"), env.get("ROCR_VISIBLE_DEVICES")),
@@ -46,18 +45,17 @@ def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def other_platform_plugins() -> list[str]:
-    """Return the platform plugins of other packages; SGLang refuses to run with two active ones."""
+    """Return the platform plugins of other packages; SGLang accepts one active platform."""
     return [point.name for point in entry_points(group=PLATFORM_GROUP) if point.name != PLATFORM_NAME]
 
 
 def reason_to_stay_out(
     env: Mapping[str, str], *, usable: list[str], unused: list[str], others: list[str]
 ) -> str | None:
-    """Return why the CPU platform must not be active on this machine, or None.
+    """Return why the CPU platform must not be active, or None.
 
     Args:
-        usable, unused: accelerators that torch can use, and those with a loaded driver, whose torch is most likely
-            broken.
+        usable, unused: accelerators that torch can use, and those with a loaded driver only.
         others: other installed platform plugins.
     """
     chosen = env.get("SGLANG_PLATFORM")
@@ -77,11 +75,11 @@ def reason_to_stay_out(
 
 
 def activate() -> str | None:
-    """Return the dotted path of the platform class, or None; entry point of SGLang's platform discovery.
+    """Return the dotted path of the platform class, or None; entry point of SGLang's discovery.
 
     Raises:
         DFlashError: ``SGLANG_PLATFORM=dflash_cpu`` on a machine with an accelerator.
-        ImportError: this SGLang lacks a name that the platform needs. SGLang logs the error and continues without it.
+        ImportError: SGLang lacks a name that the platform needs. SGLang logs it and continues.
     """
     usable = accelerators()
     reason = reason_to_stay_out(os.environ, usable=usable, unused=unused_devices(), others=other_platform_plugins())
@@ -101,7 +99,6 @@ def activate() -> str | None:
 
 
 def is_active() -> bool:
-    """Return whether this process runs on the CPU platform."""
     from sglang.srt.platforms import current_platform
 
     return type(current_platform).__qualname__ == PLATFORM_CLASS.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The out-of-tree platform that SGLang activates on a machine without an accelerator."""
+"""The out-of-tree platform, on a machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
 
 
 def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
-    # SGLang's benchmark tools resolve their arguments, this step first, without loading plugins.
+    # SGLang's benchmark tools run this step without loading plugins.
     load_plugins()
     previous(server_args)
 
@@ -40,7 +40,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         register_resolution_hook("handle_deprecated_dp_attention")(_load_plugins_first)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Refuse to start without the replacements; called while the launching process resolves its arguments."""
+        """Refuse to start without the replacements."""
         from sglang_dflash_cpu.replacements import missing_hooks
 
         if missing := missing_hooks():
@@ -51,7 +51,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
             )
 
     def get_device(self, device_id: int = 0) -> str:
-        return "cpu"  # the default of --device: a name, not a torch.device
+        return "cpu"  # a name, not a torch.device
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
@@ -61,7 +61,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
-        if kind != "mha":  # requested at every start; models that would use it are refused earlier
+        if kind != "mha":  # requested at every start; models that use it are refused earlier
             return None
         from sglang_dflash_cpu.layers.pools import CpuKVPool
 

@@ -1,8 +1,4 @@
-"""SGLang functions that cannot run on a plain CPU, or run slowly there, and the torch function that replaces each.
-
-The rows are applied through SGLang's own ``HookRegistry`` in every process. A test asserts that each target has the
-parameters that its replacement names.
-"""
+"""SGLang functions that fail or are slow on a CPU, with their torch replacements."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from sglang_dflash_cpu.layers import conv, dense, gdn, pools, step_ops
 
 @dataclass(frozen=True)
 class Replacement:
-    """The dotted path of an SGLang function, and the function that replaces it.
+    """The dotted path of an SGLang function, and its replacement.
 
-    A function whose first parameter is ``original`` takes over some calls only, and calls that for the others.
+    A replacement whose first parameter is ``original`` handles some calls and passes the others on.
     """
 
     path: str
@@ -96,21 +92,20 @@ _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
 TABLE: tuple[Replacement, ...] = (
-    # Triton: products that do not depend on the number of rows, for deterministic inference
+    # Triton: products independent of the number of rows, for deterministic inference
     Replacement("sglang.srt.batch_invariant_ops.enable_batch_invariant_mode", dense.enable_batch_invariant_mode),
     Replacement("sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head", dense.lm_head),
-    # Needs SGLang's compiled kernels: seeds of requests in deterministic inference
+    # SGLang's compiled kernels: request seeds in deterministic inference
     Replacement("sglang.srt.layers.sampler.multinomial_with_seed", step_ops.draw_with_seeds),
-    # Triton: slots reserved for a block; the slot that a new page continues
+    # Triton: slots of a block; the slot that a new page continues
     Replacement(_ALLOCATION + "assign_req_to_token_pool_func", pools.assign_slots),
     Replacement(_ALLOCATION + "get_last_loc", pools.last_slots),
-    # A custom operator without a CPU kernel: gathers logits over tensor-parallel ranks
+    # Custom operator: gather of logits over tensor-parallel ranks
     Replacement(_DISTRIBUTED + "parallel_state.GroupCoordinator.all_gather_into_tensor", _all_gather_into_tensor),
-    # Binds ranks to cores through Intel AMX kernels that are not installed, and does nothing without them
+    # Binds ranks to cores through Intel AMX kernels that are not installed
     Replacement(_DISTRIBUTED + "bootstrap._init_cpu_threads_env", threads.bind_rank),
-    # DP attention: rows of the gathered batch (Triton); the sum of the ranks' outputs (a custom operator); numbers of
-    # tokens in pinned memory; heads that are padded for all ranks, though fewer share a batch; and a step that asks for
-    # CUDA, without a difference for DFLASH
+    # DP attention: gathered rows (Triton), sum of outputs (custom operator), token counts (pinned memory), heads padded
+    # for all ranks, and a step for CUDA only that does not affect DFLASH
     Replacement("sglang.srt.layers.dp_attention.memcpy", _copy_rows),
     Replacement(_DISTRIBUTED + "parallel_state.GroupCoordinator.reduce_scatter_tensor", _reduce_scatter_tensor),
     Replacement(
@@ -118,17 +113,16 @@ TABLE: tuple[Replacement, ...] = (
     ),
     Replacement("sglang.srt.configs.update_config.adjust_config_with_unaligned_cpu_tp", _pad_heads),
     Replacement("sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve_dflash),
-    # Prefill/decode disaggregation: pinned memory and CUDA events for slot numbers on their way to Mooncake's sender,
-    # and a CUDA event for a cached prefix that is sent before the prefill
+    # Disaggregation: pinned memory and CUDA events for slot numbers, and a CUDA event for a cached prefix
     Replacement(_DISAGGREGATION + "utils.get_kv_class", _kv_class),
     Replacement(_PREFILL_SERVER + "maybe_send_cached_prefix_chunk", _send_prefix_with_the_rest),
-    # Slow: on Intel processors with weights stored output by output, on AMD processors with float32 products of MKL
+    # Slow: weights stored by output on Intel processors, float32 products of MKL on AMD processors
     Replacement(_LINEAR + "create_weights", dense.create_weights),
     Replacement(_LINEAR + "apply", dense.apply),
     # Slow: 7 and 8 calls with 2 reductions
     Replacement(_NORM + "RMSNorm.forward_native", dense.rms_norm),
     Replacement(_NORM + "GemmaRMSNorm.forward_native", dense.gemma_rms_norm),
-    # Triton: GDN layers of Qwen3-Next and Qwen3.5, in the order in which a layer calls them
+    # Triton: GDN layers of Qwen3-Next and Qwen3.5, in call order
     Replacement(_PROJECTIONS + "fused_qkvzba_split_reshape_cat", gdn.split_grouped),  # Qwen3-Next
     Replacement(_PROJECTIONS + "fused_qkvzba_split_reshape_cat_contiguous", gdn.split),  # Qwen3.5
     Replacement(_CONV + "causal_conv1d_fn", conv.prefill),
@@ -139,7 +133,7 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_VERIFY, gdn.verify),
     Replacement(_DELTA_RULE + "fused_norm_gate.rms_norm_gated", dense.rms_norm_gated),  # Qwen3-Next
     Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", dense.layernorm_gated),  # Qwen3.5
-    # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows alone
+    # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows
     Replacement(_STATES + "track_mamba_states_all_layers", pools.track),
     Replacement(_STATES + "scatter_mamba_states_after_mtp_verify", pools.commit),
     # Triton: gates of the attention's output and of the shared expert
@@ -149,11 +143,7 @@ TABLE: tuple[Replacement, ...] = (
 
 
 def install() -> None:
-    """Register every row with SGLang's hook registry; once per process.
-
-    SGLang also calls ``pin_memory`` and ``record_stream`` without asking the platform, and both raise without an
-    accelerator. A CPU tensor needs neither.
-    """
+    """Register every row, once per process, and disable ``pin_memory`` and ``record_stream``."""
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -165,7 +155,7 @@ def install() -> None:
 
 
 def missing_hooks() -> list[str]:
-    """Return the targets that this SGLang lacks or that are not replaced: SGLang only logs a hook that fails."""
+    """Return the targets that are missing or not replaced; SGLang only logs a failed hook."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     return [row.path for row in TABLE if row.path not in HookRegistry._patched]

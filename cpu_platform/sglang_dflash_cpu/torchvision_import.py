@@ -1,12 +1,8 @@
 """Make ``import torchvision`` work with a CPU build of torch.
 
-SGLang imports torchvision unconditionally. The wheel on the public index needs CUDA's libraries: without them its
-extension does not load, ``torchvision::nms`` is never defined, and the import fails. Declaring the operators without a
-kernel lets it pass. Nothing calls them: image processors use torchvision's transforms, which are plain Python.
-
-The operators must be declared before the first import, so this is a one-shot import hook: installed by the platform
-module (``import sglang`` imports that first) and, for programs that import transformers first, by a ``.pth`` file that
-``make setup`` writes into the environment.
+SGLang always imports torchvision. Without CUDA libraries the public wheel does not define ``torchvision::nms``, and the
+import fails. This module declares the operators without a kernel; nothing calls them. A one-shot import hook of the
+platform, or a ``.pth`` file of ``make setup``, declares them before the first import.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from types import ModuleType
 PTH_NAME = "sglang_dflash_torchvision.pth"
 _OPERATORS = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_library: object | None = None  # torch drops the operators together with the Library object that defined them
+_library: object | None = None  # torch drops the operators together with this Library object
 
 
 class _BeforeTorchvision(importlib.abc.MetaPathFinder):
@@ -48,7 +44,7 @@ def _declare_operators(package: Path) -> None:
         try:
             torch.ops.load_library(str(extension))
             return
-        except OSError:  # linked against CUDA libraries that are not installed
+        except OSError:  # linked against missing CUDA libraries
             continue
     global _library
     _library = fragment = library.Library("torchvision", "FRAGMENT")
@@ -57,8 +53,7 @@ def _declare_operators(package: Path) -> None:
 
 
 def install() -> None:
-    """Install the import hook, unless torchvision is imported, the hook installed or the operators declared."""
-    # A search for torchvision (``find_spec``) declares the operators without importing it.
+    # ``find_spec`` of torchvision declares the operators without importing it.
     installed = any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path)
     if installed or _library is not None or "torchvision" in sys.modules:
         return

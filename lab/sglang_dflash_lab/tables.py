@@ -1,4 +1,4 @@
-"""Tables of text cells, for a terminal and for Markdown."""
+"""Tables of text cells, for terminals and Markdown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and a caption that defines its columns.
-
-    Raises:
-        ValueError: a row and ``columns`` have different lengths.
-    """
+    """A table; ``caption`` defines its columns. Rows of another length are a ValueError."""
 
     title: str
     caption: str
@@ -42,6 +38,6 @@ class Table:
 
 
 def wide_console() -> Console:
-    """Return the terminal, or for a file or pipe a console wide enough for every table."""
+    """Return the terminal, or a console wide enough for every table."""
     console = Console(soft_wrap=True)
     return console if console.is_terminal else Console(soft_wrap=True, width=180)

@@ -1,3 +1,3 @@
-"""The parts of a forward pass in plain torch: attention, recurrent layers, norms, and their pools."""
+"""A forward pass in plain torch: attention, recurrent layers, norms, pools."""
 
 ATTENTION_BACKEND = "torch_dflash"  # SGLang's name for our attention backend

@@ -1,4 +1,4 @@
-"""SGLang's attention backend contract on top of :mod:`attention_math`."""
+"""SGLang's attention backend interface over :mod:`attention_math`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from sglang_dflash_cpu.layers.attention_math import (
 
 
 class TorchAttentionBackend(AttentionBackend):
-    """Attention in plain torch for every forward mode that DFLASH uses.
+    """Attention in plain torch for every forward mode of DFLASH.
 
-    Lengths are read from ``seq_lens``, which on a CPU is host memory. No mirror on the host is requested, so the
-    overlap scheduler takes the same path as on a GPU. With ``by_row`` decode and verify compute each row alone, so that
-    a verify's rows are plain decoding's, bit by bit.
+    ``seq_lens`` is host memory on a CPU, so no mirror is requested. With ``by_row`` decode and verify compute each row
+    separately, so that a verify's rows are bit-identical to plain decoding's.
     """
 
     needs_cpu_seq_lens = False
@@ -74,7 +73,7 @@ class TorchAttentionBackend(AttentionBackend):
         """Attend in one layer, in any forward mode: ``q [tokens, H*D]`` to ``[tokens, H*Dv]``.
 
         Raises:
-            DFlashError: the layer needs an operation that this backend lacks.
+            DFlashError: the layer needs an unsupported operation.
         """
         self._refuse_unsupported(layer, unsupported)
         if save_kv_cache and k is not None:
@@ -113,7 +112,7 @@ class TorchAttentionBackend(AttentionBackend):
         return self._keys[kind]
 
     def _rows_of(self, layer: Any, forward_batch: Any) -> list[tuple[Tensor, Keys]]:
-        # As _keys_of, for a target under deterministic inference: a verify's positions are rows of a decode.
+        # As _keys_of for deterministic inference: a verify's positions are decode rows.
         window = self._kind(layer)[0]
         if window not in self._rows:
             rows, lens = forward_batch.req_pool_indices, forward_batch.seq_lens
@@ -147,7 +146,7 @@ class TorchAttentionBackend(AttentionBackend):
         return out
 
     def _kind(self, layer: Any) -> tuple[int | None, bool, bool]:
-        """Return the window or None, whether it is causal, and whether the K/V are in the pool's sliding part."""
+        """Return window or None, causality, and whether the K/V are in the sliding pool."""
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         swa = self._swa_pool is not None and self._swa_pool.layers_mapping[layer.layer_id][1]
         return window, layer.attn_type != AttentionType.ENCODER_ONLY, swa

@@ -1,13 +1,11 @@
-"""Attention over a paged KV pool in plain torch: positions, masks and SDPA calls. Does not import SGLang.
+"""Attention over a paged KV pool in plain torch: positions, masks and SDPA calls, without SGLang.
 
-Every query and key has an absolute position, and :func:`visible` decides from the two alone whether the query may read
-the key. Slots and masks are built once per forward, and a batch is two gathers and one SDPA call, because small models
-are bound by dispatch. Scores, softmax and sums are float32 for every model dtype: torch's bfloat16 attention of
-one query is 3 to 10 times slower than converting the gathered keys (AMD EPYC with AVX512-BF16; equal for prompts).
+Slots and masks are built once per forward. A batch is two gathers and one SDPA call, because small models are bound by
+dispatch. Scores, softmax and sums are float32: torch's bfloat16 attention of one query is 3 to 10 times slower than
+converting the keys (AMD EPYC with AVX512-BF16).
 
-Shapes: ``B`` requests, ``T`` queries per request, ``C`` keys per request (padded), ``H``/``G`` query/KV heads, ``D``
-    head
-dim. A window ``w`` lets a query read the ``w`` positions before its own (and, if it is not causal, the ``w`` after).
+Shapes: ``B`` requests, ``T`` queries and ``C`` (padded) keys per request, ``H``/``G`` query/KV heads, ``D`` head dim. A
+window has the ``w`` positions before a query's own, and the ``w`` after if it is not causal.
 """
 
 from __future__ import annotations
@@ -19,17 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Queries of a long prompt are processed this many at a time: a causal tile reads only the keys before its end, so half
-# of the square is never computed, and a mask has at most QUERY_TILE x context entries.
+# A causal tile of a long prompt reads only the keys before its end; a mask has at most QUERY_TILE x context entries.
 QUERY_TILE = 512
-# Query-key pairs of padding that take as long as the calls for one more request (with 4 to 8 heads of 64).
+# Padded query-key pairs that take as long as the calls for one more request (4 to 8 heads of 64).
 PAIRS_PER_REQUEST = 1024
-ROW_TILE = 64  # keys of a row of deterministic inference are padded to a multiple
+ROW_TILE = 64  # a row's keys are padded to a multiple
 
 
 @dataclass(frozen=True)
 class Contexts:
-    """Places of the K/V of a batch: KV slots ``[requests, positions]`` int32, each request's row and length ``[B]``."""
+    """K/V of a batch: KV slots ``[requests, positions]`` int32, each request's row and length ``[B]``."""
 
     table: Tensor
     rows: Tensor
@@ -41,14 +38,14 @@ class Contexts:
         return self.table.view(-1).index_select(0, flat.view(-1)).view(columns.shape)
 
     def lengths(self) -> list[int]:
-        """Return ``lens`` as a list, without a torch operation."""
+        """Return ``lens`` as a list."""
         lengths: list[int] = self.lens.numpy().tolist()
         return lengths
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Pool slots to read and a mask to add to the scores, or None: ``[B*C]`` and ``[B, 1, T, C]`` (it broadcasts)."""
+    """Pool slots ``[B*C]``, and a mask to add to the scores or None, ``[B, 1, T, C]``."""
 
     slots: Tensor
     mask: Tensor | None
@@ -63,7 +60,7 @@ def visible(query_positions: Tensor, key_positions: Tensor, *, causal: bool, win
 
 
 def additive(allowed: Tensor) -> Tensor:
-    """Return a bool mask ``[..., T, C]`` as scores to add: 0 where allowed, -inf elsewhere."""
+    """Return a bool mask ``[..., T, C]`` as scores: 0 where allowed, -inf elsewhere."""
     return torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
 
 
@@ -72,12 +69,12 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
     lens, lengths = contexts.lens, contexts.lengths()
     longest, shortest = max(1, *lengths), min(lengths)
     width = longest if window is None else min(longest, window + 1)
-    # The last columns of a request shorter than the width lie past its length; the mask removes them.
+    # The mask removes columns past the length of a request shorter than the width.
     columns = torch.arange(width).expand(len(lens), width)
     if width < longest:
         columns = (lens - width).clamp_(min=0).unsqueeze(1) + columns
     slots = contexts.slots(columns).view(-1)
-    if shortest == longest:  # every column is a real token inside the window
+    if shortest == longest:
         return [Keys(slots, None)]
     # A padded request has length 0; it reads position 0 so that its softmax has a term.
     newest = (lens.clamp(min=1) - 1).unsqueeze(1)
@@ -88,7 +85,7 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
 def row_keys(contexts: Contexts, *, window: int | None) -> list[tuple[Tensor, Keys]]:
     """Return the keys of one new token per row, padded by the row's own length; ``contexts`` include the token.
 
-    Rows of one padded length are a group: ``(their numbers, Keys)``. So a row's sums never depend on other rows.
+    Rows of one padded length are a group ``(row numbers, Keys)``, so a row's sums never depend on other rows.
     """
     lens = contexts.lens.clamp(min=1)
     oldest = torch.zeros_like(lens) if window is None else (lens - 1 - window).clamp_(min=0)
@@ -108,7 +105,6 @@ def row_keys(contexts: Contexts, *, window: int | None) -> list[tuple[Tensor, Ke
 def attend_rows(
     q: Tensor, k_pool: Tensor, v_pool: Tensor, groups: list[tuple[Tensor, Keys]], *, scale: float
 ) -> Tensor:
-    """Attend from rows of one token each, as :func:`attend`."""
     out = q.new_empty(*q.shape[:2], v_pool.shape[-1])
     for rows, keys in groups:
         out[rows] = attend(q[rows], k_pool, v_pool, [keys], batch=len(rows), scale=scale)
@@ -120,7 +116,7 @@ def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window:
 
     Args:
         contexts: without the block; block_slots: KV slots of the block ``[B, T]``.
-        causal: true for verification; in the drafter's block every position sees the whole block.
+        causal: true for verification, false for a drafter's block.
     """
     if padding_pays(contexts.lengths(), block_slots.shape[1], window):
         return [padded_block_keys(contexts, block_slots, causal=causal, window=window)]
@@ -128,15 +124,14 @@ def block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window:
 
 
 def padding_pays(lens: list[int], queries: int, window: int | None) -> bool:
-    """Return whether one padded batch is faster for blocks of ``queries`` tokens after contexts of ``lens``."""
+    """Return whether one padded batch is faster."""
     reach = lens if window is None else [min(length, window) for length in lens]
     padding = len(reach) * max(reach) - sum(reach)
     return padding * queries <= PAIRS_PER_REQUEST * (len(reach) - 1)
 
 
 def padded_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool, window: int | None) -> Keys:
-    """:func:`block_keys` as one padded batch; shorter requests are padded on the left."""
-    # Columns count from the start of the block, -C .. T - 1, so that one mask serves all requests.
+    # Columns -C .. T - 1 count from the block's start, so one mask serves all requests.
     lens, lengths = contexts.lens, contexts.lengths()
     reach = max(1, *lengths) if window is None else min(max(1, *lengths), window)
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-reach, block_slots.shape[1])
@@ -160,7 +155,7 @@ def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool
     ]
     if not causal and window is None:
         return [Keys(each, None) for each in slots]
-    # Counted from the start of the block, the last ``C`` columns of the longest request's mask serve every request.
+    # Counted from the block's start, the last ``C`` columns of the longest mask serve every request.
     steps, columns = torch.arange(block_slots.shape[1]), torch.arange(-max(reach), block_slots.shape[1])
     mask = additive(visible(steps, columns, causal=causal, window=window))
     return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
@@ -172,7 +167,7 @@ def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch
     Args:
         k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any float dtype.
         keys: of the whole batch, or of each request.
-        scale: factor of the scores.
+        scale: of the scores.
     """
     if len(keys) > 1:
         blocks = zip(q.chunk(len(keys)), keys, strict=True)
@@ -190,7 +185,7 @@ def attend_prompt(
 
     Args:
         q: queries of positions ``prefix .. prefix + T - 1``, ``[T, H, D]``.
-        k, v: ``[C, G, D]``, of the positions up to the end of the chunk that the window does not exclude.
+        k, v: ``[C, G, D]``, up to the chunk's end, without positions before the window.
     """
     q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     if prefix == 0 and causal and window is None:

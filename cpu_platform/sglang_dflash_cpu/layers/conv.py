@@ -1,7 +1,7 @@
-"""Depthwise causal convolution over time; a state pool keeps the last ``width - 1`` inputs of every request.
+"""Depthwise causal convolution over time; a state pool keeps each request's last ``width - 1`` inputs.
 
-The code works on rows ``[..., time, dim]``: ``width - 1`` rows of history, then the tokens. Output t reads rows
-``t .. t + width - 1``, so the state after token t is rows ``t + 1 .. t + width - 1``.
+Rows ``[..., time, dim]`` are ``width - 1`` rows of history, then the tokens. Output t reads rows ``t .. t + width -
+1``; the next state begins at row ``t + 1``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prefill(
         x: all tokens, sequence after sequence, ``[dim, tokens]``.
         weight, bias: ``[dim, width]``; ``[dim]`` or None.
         conv_states: pool ``[slots, dim, width - 1]``, updated in place.
-        query_start_loc: first token of each sequence, then the end, ``[N + 1]``; ``seq_lens_cpu`` repeats it.
+        query_start_loc: first token of each sequence, then the end, ``[N + 1]``.
         cache_indices, has_initial_state: slot of each sequence and whether it holds history, ``[N]``.
     """
     tokens, history, slots = x.t(), weight.shape[1] - 1, live_slots(cache_indices)
@@ -87,15 +87,14 @@ def update(
 ) -> Tensor:
     """Convolve one token per request (decode) or a block per request (verify); return the shape of ``x``.
 
-    A decode advances ``conv_state`` in place. A verify stores the window after every token instead, so that the commit
-    can pick the accepted one.
+    A decode advances ``conv_state``. A verify stores the window after every token instead.
 
     Args:
         x: ``[bs, dim]`` or ``[bs, dim, T]``, token-major in memory like the result.
         conv_state: pool ``[slots, dim, width - 1]``; conv_state_indices: slot of each request, ``[bs]``.
         weight, bias: ``[dim, width]``; ``[dim]`` or None.
-        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``, written in place. Windows of
-            consecutive positions share their memory, as SGLang allocates them for chains.
+        intermediate_conv_window: verify only, ``[rows, block >= T, dim, width - 1]``, written in place; windows of
+            consecutive positions share memory.
         intermediate_state_indices: row of each request in it, ``[bs]``.
     """
     unsupported = (cache_seqlens, num_accept_tokens, retrieve_next_token)

@@ -1,4 +1,4 @@
-"""Products with unquantised weights, norms and sigmoid gates."""
+"""Products, norms and sigmoid gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_dflash.ops.reference.model import inverse_rms
 
 LARGE = 1 << 22  # multiply-adds
 SMALL = 1 << 12  # multiply-adds up to which torch does not call oneDNN for 16-bit products
-# Rows up to which oneDNN's 16-bit products sum alike. With AMX it sums 33 rows and more in another order.
+# Rows up to which oneDNN's 16-bit products sum alike; with AMX, 33 rows and more sum in another order.
 INVARIANT_ROWS = 32
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
@@ -32,12 +32,11 @@ def enable_batch_invariant_mode(enable_bmm: bool = True) -> None:
 
 @cache
 def mkl_is_fast() -> bool:
-    """Return whether MKL is made for this processor."""
     return torch.backends.mkl.is_available() and "Intel" in str(torch.cpu.get_capabilities().get("cpu_name"))
 
 
 def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised weight ``[outputs, inputs]`` in the memory order that is fastest for :func:`linear`."""
+    """Return an uninitialised weight ``[outputs, inputs]`` in the fastest memory order for :func:`linear`."""
     if dtype == torch.float32 and mkl_is_fast():
         return torch.empty(inputs, outputs, dtype=dtype).t()
     return torch.empty(outputs, inputs, dtype=dtype)
@@ -46,15 +45,15 @@ def empty_weight(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``: ``[rows, I]`` (or more leading dimensions) and ``[O, I]`` to ``[rows, O]``.
 
-    Torch sends float32 products to MKL and all others to oneDNN. MKL is faster on Intel processors, most of all with
-    weights stored input by input. On other processors MKL is slow, but a oneDNN call takes longer to start, so small
-    products stay with torch.
+    Torch sends float32 products to MKL, which is fast on Intel processors only, and all others to oneDNN, whose calls
+    start slowly. Small products stay with torch.
     """
     products, rows = x.numel() * weight.shape[0], x.shape[0]
     if x.dtype != torch.float32 and x.dim() == 2 and products:
         if _batch_invariant and rows > INVARIANT_ROWS:
             return torch.cat([linear(part, weight, bias) for part in x.split(INVARIANT_ROWS)])
-        # oneDNN sums one row of over 1,024 inputs in another order than two, as torch's own kernel does small products.
+        # oneDNN, like torch's own kernel for small products, sums one row of over 1,024 inputs in another order than
+        # two.
         spare = max(2, SMALL * rows // products + 1) - rows
         return F.linear(F.pad(x, (0, 0, 0, spare)), weight, bias)[:rows] if spare > 0 else F.linear(x, weight, bias)
     large = x.dim() == 2 and x.dtype == torch.float32 and products >= LARGE
@@ -66,10 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def create_weights(original: Callable[..., None], self: Any, layer: Any, *args: Any, **kw: Any) -> None:
-    """``UnquantizedLinearMethod.create_weights``, with the weight ``[O, I]`` in this processor's memory order.
-
-    No weight is loaded yet, so code that later joins several weights in one tensor sees their final order.
-    """
+    """``UnquantizedLinearMethod.create_weights``, with the weight ``[O, I]`` in this processor's memory order."""
     original(self, layer, *args, **kw)
     outputs, inputs = layer.weight.shape
     layer.weight.data = empty_weight(outputs, inputs, layer.weight.dtype)
@@ -80,7 +76,7 @@ def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def lm_head(original: Callable[..., Tensor], self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-    """``LogitsProcessor._compute_lm_head``; in batch-invariant mode of 2 to 32 rows at a time, as :func:`linear`."""
+    """``LogitsProcessor._compute_lm_head``; in batch-invariant mode 2 to 32 rows at a time, as :func:`linear`."""
     if not _batch_invariant:
         return original(self, hidden_states, *args, **options)
     parts = (F.pad(part, (0, 0, 0, max(0, 2 - len(part)))) for part in hidden_states.split(INVARIANT_ROWS))
@@ -99,14 +95,14 @@ def rms_norm(
 def gemma_rms_norm(
     original: Callable[..., Normed], self: Any, x: Tensor, residual: Tensor | None = None, *others: Any, **options: Any
 ) -> Normed:
-    """``GemmaRMSNorm.forward_native``: the same with ``1 + weight`` as the scale."""
+    """``GemmaRMSNorm.forward_native``: the same with scale ``1 + weight``."""
     if not _adds_only_float32(x, residual, others, options):
         return original(self, x, residual, *others, **options)
     return _norm(self, x, residual, lambda normed: torch.addcmul(normed, normed, self.weight))
 
 
 def _adds_only_float32(x: Tensor, residual: Tensor | None, others: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    # float32 has nothing to round between steps; other dtypes and options keep SGLang's own steps.
+    # float32 needs no rounding between steps; other dtypes and options keep SGLang's steps.
     float32 = x.dtype == torch.float32 and (residual is None or residual.dtype == torch.float32)
     return float32 and not others and all(value is None for value in options.values())
 
@@ -118,7 +114,6 @@ def _norm(self: Any, x: Tensor, residual: Tensor | None, scale: Callable[[Tensor
 
 
 def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:
-    # In fp32, rounded once to the dtype of x.
     x32 = x.float()
     normed = (x32 * inverse_rms(x32, eps)).mul_(weight)
     return normed.mul_(_ACTIVATIONS[activation](gate.reshape(x.shape).float())).to(x.dtype)
@@ -171,6 +166,6 @@ def sigmoid_mul(attn_output: Tensor, gate: Tensor, inplace: bool = False, quant:
 
 def add_gated(hidden_states: Tensor, gate_weight: Tensor, shared_output: Tensor, final_hidden_states: Tensor) -> None:
     """Add the shared expert, gated per token, in place: ``final += sigmoid(hidden @ gate_weight) * shared``."""
-    # Row by row: a product with a vector, and a sigmoid of one value per row, round by the number of rows.
+    # Row by row: matrix-vector products and one-column sigmoids round by the number of rows.
     gate = (hidden_states.float() * gate_weight.float()).sum(-1, keepdim=True).neg_().exp_().add_(1).reciprocal_()
     torch.addcmul(final_hidden_states, gate, shared_output.float(), out=final_hidden_states)

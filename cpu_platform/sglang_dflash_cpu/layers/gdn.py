@@ -1,8 +1,7 @@
 """Gated delta net on a pool of states: prefill, decode (one token per request), verify (a block per request).
 
-The mathematics is in :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; the pool is
-``[slots, HV, V, K]``, and states are advanced in fp32. A slot < 0 is padding (:mod:`pools`). Beta is
-rounded to the dtype of its input, as in SGLang's Triton kernels of decoding and prefill.
+Formulas: :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; pool ``[slots, HV, V, K]``. States
+advance in fp32. A slot < 0 is padding. Beta is rounded to its input's dtype, as in SGLang's Triton decode and prefill.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ def prefill(
         initial_state: the pool; updated in place if ``inplace_update``.
         initial_state_indices: slot of each sequence, ``[N]``.
         cu_seqlens: first token of each sequence, then the end, ``[N + 1]``.
-        scale: factor of the queries, ``K ** -0.5`` by default.
+        scale: of the queries, ``K ** -0.5`` by default.
 
     Returns:
-        Outputs, the shape of ``v`` and the dtype of ``q``; None; and the states at the start of every chunk, from which
-        prefixes are tracked, sequence by sequence, fp32 ``[1, chunks, HV, V, K]``.
+        Outputs, the shape of ``v`` and the dtype of ``q``; None; and the states at the start of every chunk, sequence
+            by sequence, fp32 ``[1, chunks, HV, V, K]``.
     """
     assert not head_first and q.shape[0] == 1
     q32, k32, v32, g, beta = (x.transpose(1, 2).float() for x in (q, k, v, g, beta))  # [1, heads, tokens, ...]
@@ -98,7 +97,7 @@ def decode(
 
     Args:
         mixed_qkv: ``[bs, H * K + H * K + HV * V]``; a, b: ``[bs, HV]``; A_log, dt_bias: ``[HV]``.
-        scale: factor of the queries.
+        scale: of the queries.
         initial_state: the pool, updated in place; ssm_state_indices: slot of each request, ``[bs]``.
         out: ``[bs, 1, HV, V]``, written in place.
     """
@@ -116,7 +115,7 @@ def decode(
     state = initial_state.index_select(0, slots).float()
     decay, beta = _gates(A_log, a, b, dt_bias)
     state.mul_(decay.view(bs, HV, 1, 1))
-    # The value heads of one key head are rows of one [HV / H * V, K] matrix: keys need not be repeated.
+    # The value heads of a key head are rows of one [HV / H * V, K] matrix, so keys are not repeated.
     rows = state.view(heads, -1, K)
     u = (v - torch.bmm(rows, k.mT).view(bs, HV, V)).mul_(beta.unsqueeze(-1))
     rows.baddbmm_(u.view(heads, -1, 1), k)
@@ -126,8 +125,8 @@ def decode(
 
 
 def _gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    # Decay and write strength, of operations that do not depend on the number of rows: torch computes softplus and
-    # sigmoid otherwise in the last elements of a tensor than before them.
+    # These operations do not depend on the number of rows; torch's softplus and sigmoid differ in a tensor's last
+    # elements.
     x = a.float() + dt_bias.float()
     step = torch.where(x > THRESHOLD, x, x.exp().log1p_())
     beta = (-b.float()).exp_().add_(1).reciprocal_()
@@ -164,7 +163,7 @@ def verify(
         A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
         q, k: ``[1, bs * T, H, K]``; v and the result: ``[1, bs * T, HV, V]``.
         initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
-        scale: factor of the queries, ``K ** -0.5`` by default.
+        scale: of the queries, ``K ** -0.5`` by default.
         cu_seqlens: ``[bs + 1]``; only its length is read.
         intermediate_states_buffer, intermediate_state_indices: ``[rows, block >= T, HV, V, K]``, written in place, and
             the row of each request, at least ``[bs]``.
@@ -192,7 +191,7 @@ def verify(
 
 @lru_cache
 def _ungrouped_columns(heads_qk: int, heads_v: int, head_qk: int, head_v: int) -> tuple[Tensor, Tensor]:
-    # Column orders that turn projections grouped by key head into q|k|v|z and b|a.
+    # Column orders from projections grouped by key head to q|k|v|z and b|a.
     ratio = heads_v // heads_qk
 
     def ungroup(*widths: int) -> Tensor:
@@ -218,7 +217,7 @@ def split_grouped(
 def split(
     mixed_qkvz: Tensor, mixed_ba: Tensor, num_heads_qk: int, num_heads_v: int, head_qk: int, head_v: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split Qwen3.5's projections, with columns ``q|k|v|z`` and ``b|a``, into views; as :func:`split_grouped`."""
+    """Split Qwen3.5's projections, columns ``q|k|v|z`` and ``b|a``, into views; as :func:`split_grouped`."""
     qkv_width = 2 * num_heads_qk * head_qk + num_heads_v * head_v
     z = mixed_qkvz[:, qkv_width:].view(-1, num_heads_v, head_v)
     return mixed_qkvz[:, :qkv_width], z, mixed_ba[:, :num_heads_v], mixed_ba[:, num_heads_v:]

@@ -1,7 +1,6 @@
 """KV slots, the K/V pool and the recurrent-state pools in plain torch.
 
-SGLang never allocates state slot 0. Padding rows of a batch point at it or carry a negative slot; both read and write
-slot 0, so no code branches on padding.
+SGLang never allocates state slot 0; padding rows (slot 0 or negative) read and write it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PADDING_SLOT = 0
 def block_slots(
     *, req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, draft_token_num: int, **unused: Any
 ) -> Tensor:
-    """Return the KV slots ``[B*T]`` int64 of the ``draft_token_num`` positions from ``start_offset [B]`` on."""
+    """Return the KV slots ``[B*T]`` int64 of ``draft_token_num`` positions from ``start_offset [B]`` on."""
     columns = start_offset.unsqueeze(1) + torch.arange(draft_token_num)
     return req_to_token[req_pool_indices.unsqueeze(1), columns].view(-1).long()
 
@@ -35,7 +34,7 @@ def assign_slots(
     lens = end_offset - start_offset
     total = out_cache_loc.shape[0]
     rows = req_pool_indices.repeat_interleave(lens, output_size=total)
-    # The position of slot n is its index among its request's slots, plus that request's start.
+    # Slot n's position is its index among its request's slots, plus the request's start.
     offset = (start_offset - (lens.cumsum(0) - lens)).repeat_interleave(lens, output_size=total)
     req_to_token[rows, torch.arange(total) + offset] = out_cache_loc.to(req_to_token.dtype)
 
@@ -60,14 +59,11 @@ class CpuKVPool(MHATokenToKVPool):
     def set_kv_buffer_prefix_valid(
         self, layer: Any, loc_2d: Tensor, commit_lens: Tensor, cache_k: Tensor, cache_v: Tensor, *args: Any, **kw: Any
     ) -> None:
-        """Write the accepted prefix of every block; the other rows go to the padding slot.
-
-        Writing all rows costs less than selecting some, and needs no count on the host.
+        """Write the accepted prefix of every block, and other rows to the padding slot, without a count on the host.
 
         Args:
-            loc_2d, commit_lens: slots ``[B, T]`` int64 and accepted tokens ``[B]`` of the blocks.
+            loc_2d, commit_lens: slots ``[B, T]`` int64 and accepted tokens ``[B]``.
             cache_k, cache_v: ``[B*T, kv_heads, head_dim]``.
-            args, kw: further arguments of ``set_kv_buffer``.
         """
         accepted = torch.arange(loc_2d.shape[1]) < commit_lens.unsqueeze(1)
         loc = torch.where(accepted, loc_2d, PADDING_SLOT).view(-1)
@@ -88,16 +84,16 @@ def track(
     batch_size: int,
     check_freed_slots: bool = False,
 ) -> None:
-    """Copy the state of every masked request to its track slot, in all layers; runs once per decode step.
+    """Copy every masked request's state to its track slot, in all layers; runs once per decode step.
 
     Args:
         conv_states_pool, ssm_states_pool: ``[layers, slots, ...]``, updated in place.
-        cache_indices, mamba_track_mask, mamba_track_indices: of each request, its slot, whether it reached a track
-            boundary, and the slot that receives the copy, ``[bs]``; only the first ``batch_size`` rows are requests.
-        check_freed_slots: not used; a copy to a freed (negative) slot is harmless here.
+        cache_indices, mamba_track_mask, mamba_track_indices: slot, boundary reached, destination slot, ``[bs]``; rows
+            from ``batch_size`` on are padding.
+        check_freed_slots: unused; a copy to a negative slot is harmless.
     """
     mask = mamba_track_mask[:batch_size]
-    # Boundaries are rare (one step in `mamba_track_interval`): check before copying whole states.
+    # Few steps reach a boundary: check before copying whole states.
     if not mask.any():
         return
     source = live_slots(cache_indices[:batch_size][mask])
@@ -118,7 +114,7 @@ def scatter_steps(
     Args:
         dst: ``[layers, slots, ...]``, updated in place; src: ``[layers, rows, block, ...]``.
         dst_indices_raw, step_indices_raw: slot and block position, ``[bs]``; position -1 copies nothing.
-        src_indices_raw: row of each request in ``src``, ``[bs]``; its batch row by default.
+        src_indices_raw: row of each request in ``src``, ``[bs]``; default: its batch row.
     """
     rows = torch.arange(len(step_indices_raw)) if src_indices_raw is None else src_indices_raw.long()
     target = live_slots(torch.where(step_indices_raw >= 0, dst_indices_raw, 0))
@@ -133,17 +129,15 @@ def commit(
     mamba_steps_to_track: Tensor | None,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Commit, in all layers, the state after the last accepted token, and the one at a track boundary.
-
-    Pools without a layer are skipped.
+    """Commit in all layers the state after the last accepted token, and the one at a track boundary.
 
     Args:
-        mamba_caches: the pools ``temporal`` and the list ``conv``, ``[layers, slots, ...]``; and the verify's states
-            ``intermediate_ssm`` and list ``intermediate_conv_window``, ``[layers, rows, block, ...]``.
+        mamba_caches: pools ``temporal`` and list ``conv``, ``[layers, slots, ...]``; the verify's ``intermediate_ssm``
+            and list ``intermediate_conv_window``, ``[layers, rows, block, ...]``; a pool without layers is skipped.
         state_indices_tensor, last_correct_step_indices: slot and block position of the last accepted token, ``[bs]``;
             position -1 commits nothing.
-        mamba_track_indices, mamba_steps_to_track: the same for the track slot; None if prefixes are not tracked.
-        src_indices_raw: row of each request in the verify's states, ``[bs]``; its batch row by default.
+        mamba_track_indices, mamba_steps_to_track: the same for the track slot, or None.
+        src_indices_raw: row of each request in the verify's states, ``[bs]``; default: its batch row.
     """
     rows = torch.arange(len(last_correct_step_indices)) if src_indices_raw is None else src_indices_raw
     commits = [(state_indices_tensor, last_correct_step_indices)]

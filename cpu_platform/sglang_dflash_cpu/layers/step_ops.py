@@ -1,4 +1,4 @@
-"""Operations of a decode step in numpy: small models on a CPU are bound by dispatch, and a torch call takes longer."""
+"""Operations of a decode step in numpy, whose calls are faster than torch's; small models are bound by dispatch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def match_copies(
     longest: int,
     bound: int,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.step.match_copies`: others are compared where the newest one occurs."""
+    """As :func:`sglang_dflash.ops.reference.step.match_copies`, from the occurrences of the newest token."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
     offered, width = found.numpy()[places, 1], tokens.shape[1]
     place = offered & 0x1FFF
@@ -81,9 +81,8 @@ def offer_copies(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the index of the largest value of each row, the first of equals: ``[rows, V]`` to int64 ``[rows]``."""
+    """Return the index of each row's largest value, the first of equals: ``[rows, V]`` to int64 ``[rows]``."""
     if logits.dtype == torch.float32:
-        # Torch compares one value at a time, numpy a vector of them.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
@@ -106,7 +105,7 @@ def walk_candidates(
 
 
 def draw_with_seeds(logprobs: Tensor, seed: Tensor, positions: Tensor) -> Tensor:
-    """Draw a column of each row by the Gumbel trick; the noise is a hash of seed, position and column.
+    """Draw a column of each row by the Gumbel trick, with noise hashed from seed, position and column.
 
     Args:
         logprobs: of unnormalised probabilities, ``[rows, columns]``; seed, positions: ``[rows]``.

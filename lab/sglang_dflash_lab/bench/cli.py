@@ -36,12 +36,11 @@ def bench(
         bool | None, Option("--together/--one-at-a-time", help="Run all servers at once; default: for a tiny pair.")
     ] = None,
     server_args: Annotated[str, Option(help="Additional arguments of every server, as one string.")] = "",
-    out: Annotated[Path, Option(help="Results folder; the same command with it resumes.")] = Path("bench-results"),
+    out: Annotated[Path, Option(help="Results folder; the same command resumes.")] = Path("bench-results"),
 ) -> None:
     """Measure plain decoding, DFLASH and others on real servers with SGLang's load generator.
 
-    Runs modes x concurrencies x tasks in alternating order, and compares every answer with plain decoding's. Ctrl-C
-    keeps what was measured; the same command continues after it.
+    Every answer is compared with plain decoding's. Ctrl-C keeps the finished runs; the same command resumes.
 
     Modes: ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK, mtp:STEPS; +NAME=VALUE after a mode sets an environment
     variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
@@ -74,7 +73,7 @@ def bench(
 
 
 def report(folder: Annotated[Path, Argument(help="Results folder (the benchmark's --out).")]) -> None:
-    """Write one self-contained HTML page, Markdown tables and a CSV file into a benchmark's results folder.
+    """Write an HTML page, Markdown tables and a CSV file into a benchmark's results folder.
 
     Example: sglang-dflash report bench-results
     """
@@ -85,30 +84,22 @@ def report(folder: Annotated[Path, Argument(help="Results folder (the benchmark'
 
 
 def numbers(text: str) -> list[int]:
-    """Read comma-separated positive numbers.
-
-    Raises:
-        DFlashError: not such a list.
-    """
+    """Read comma-separated positive numbers, else raise a DFlashError."""
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise DFlashError(f"concurrency {text!r}", expected="numbers of 1 or more", remedy="for example 1,8")
+        raise DFlashError(f"--concurrency {text!r} is invalid", expected="positive numbers", remedy="use, e.g., 1,8")
     return [int(part) for part in text.split(",")]
 
 
 def base_urls(texts: list[str], labels: list[str]) -> dict[str, str]:
-    """Read ``--base-url`` options as URL by arm; empty for none.
-
-    Raises:
-        DFlashError: not a URL, or not one for each arm.
-    """
+    """Read ``--base-url`` options as URL by arm (empty for none); raise a DFlashError unless each arm has one."""
     found: dict[str, str] = {}
     for text in texts:
         if match := _URL.fullmatch(text):
             found[match["mode"] or labels[0]] = match["url"].rstrip("/")
     if texts and (len(found) < len(texts) or found.keys() != set(labels)):
         raise DFlashError(
-            f"--base-url {' '.join(texts)}",
-            expected=f"MODE=URL for each of {', '.join(labels)}; for a single mode URL is enough",
+            f"--base-url {' '.join(texts)} does not match --modes",
+            expected=f"MODE=URL for each of {', '.join(labels)}, or URL for a single mode",
             remedy="give one --base-url for each mode",
         )
     return found

@@ -1,7 +1,4 @@
-"""``make demo``: stock SGLang answers with three small models, then DFLASH is compared with plain decoding on one.
-
-Everything goes through ``python -m sglang.launch_server`` and its HTTP interface.
-"""
+"""``make demo``: answers of three small models on stock SGLang, then DFLASH compared with plain decoding."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ DFLASH = "dflash:16"
 
 
 def demo(console: Console, settings: Settings) -> None:
-    """Run the whole demonstration; the results of the comparison are left in ``settings.out``."""
     for name in NAMES:
         if name != settings.pair.name:
             launch = replace(settings, pair=find_pair(name, None, None)).launch(settings.arms[0])
@@ -50,7 +46,6 @@ def demo(console: Console, settings: Settings) -> None:
 
 
 def show_answer(console: Console, task: str, plain: str, dflash: str) -> None:
-    """Ask both servers the same question, and print whether their answers are the same."""
     prompt = prompts(task, "heldout", 1, shape="single")[0]
     answer, reference = ask(dflash, prompt.messages), ask(plain, prompt.messages)
     _print_turn(console, prompt.messages[-1]["content"], answer)
@@ -59,11 +54,10 @@ def show_answer(console: Console, task: str, plain: str, dflash: str) -> None:
 
 
 def ask(url: str, messages: Sequence[dict[str, str]]) -> str:
-    """Return the answer to a conversation, requested with the OpenAI client."""
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         reply = client.chat.completions.create(
             model="default",
-            messages=list(messages),  # type: ignore[arg-type]  # plain dictionaries are what the client sends
+            messages=list(messages),  # type: ignore[arg-type]
             temperature=0,
             max_tokens=256,
             extra_body={"chat_template_kwargs": {"enable_thinking": False}},
@@ -79,11 +73,11 @@ def _print_turn(console: Console, question: str, answer: str) -> None:
 def main(
     pair: Annotated[str, typer.Option(help=f"The pair to compare on: {', '.join(NAMES)}.")] = "tiny-hybrid",
     num_prompts: Annotated[int, typer.Option(help="Prompts per run.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Runs of each arm, alternating.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Runs per arm; arms alternate.")] = 5,
 ) -> None:
-    """Show answers of three small models through stock SGLang, then compare DFLASH with plain decoding."""
+    """Show answers of three small models on stock SGLang, then compare DFLASH with plain decoding."""
     with user_errors():
-        folder = tempfile.mkdtemp(prefix="sglang-dflash-demo-")  # kept: the last line names it
+        folder = tempfile.mkdtemp(prefix="sglang-dflash-demo-")  # kept; the last line prints it
         settings = Settings(
             *(find_pair(pair, None, None), parse_arms(f"{AR},{DFLASH}"), [tasks.QUESTIONS], [1, 8]),
             *(num_prompts, repeats, Path(folder)),

@@ -1,7 +1,4 @@
-"""From runs to figures: one row per (arm, task, concurrency), the tables made of them, and sentences that warn.
-
-Throughputs, latencies and accept lengths of a run are those of SGLang's load generator; this file compares arms.
-"""
+"""Figures of a benchmark's runs, as SGLang's load generator measured them."""
 
 from __future__ import annotations
 
@@ -25,17 +22,17 @@ from sglang_dflash_lab.tables import MISSING, Table
 
 NAN = math.nan
 RESAMPLES = 10_000
-BUSY = 1.5  # load per core above which other work distorts a run
+BUSY = 1.5  # load per core that distorts a run
 LATENCIES = {
     f"{name}_p{p}": f"{kind}_{name}_ms" for name in ("ttft", "tpot") for p, kind in ((50, "median"), (99, "p99"))
 }
 
 
 def speed_up(speeds: dict[int, float], baseline: dict[int, float], seed: int = 0) -> tuple[float, float, float]:
-    """Return the ratio of median throughputs and its interval of 95 %; NaN for an interval of fewer than three repeats.
+    """Return the ratio of median throughputs and its 95 % interval, NaN for fewer than three repeats.
 
-    The interval is the percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over repeats, resampled in pairs:
-    runs of one repeat are neighbours in time, so a slow minute of the machine is in both.
+    Percentile bootstrap (Efron & Tibshirani 1993, chapter 13) over repeats, resampled in pairs because the runs of a
+    repeat are adjacent in time.
 
     Args:
         speeds, baseline: tokens/s by repeat.
@@ -55,15 +52,15 @@ def speed_up(speeds: dict[int, float], baseline: dict[int, float], seed: int = 0
 
 @dataclass(frozen=True)
 class Figures:
-    """One cell of the cards' tables.
+    """One cell of the tables.
 
     Attributes:
-        throughput: output tokens/s, prefill included, median over repeats; ``spread``: (max - min) / median.
-        speed_up, low, high: over the ``ar`` arm of the same cell, NaN without one.
-        ttft_*, tpot_*: milliseconds, median over repeats of each run's percentile.
+        throughput: output tokens/s including prefill, median over repeats; ``spread``: (max - min) / median.
+        speed_up, low, high: over the ``ar`` arm of the cell, NaN without one.
+        ttft_*, tpot_*: milliseconds, median over repeats.
         accept: tokens per verify step, mean over repeats; NaN without speculation.
-        width: mean width of a block, from our worker's counters; NaN for another worker.
-        equal, compared: answers whose text is the ``ar`` arm's in the same repeat, and how many were compared.
+        width: mean width of our worker's blocks, else NaN.
+        equal, compared: answers equal to the ``ar`` arm's of the same repeat, of the compared ones.
         load: highest 1-minute load average before a run.
     """
 
@@ -88,11 +85,7 @@ class Figures:
 
 
 class Summary:
-    """The figures of a results folder, in the order in which arms, tasks and concurrencies were first measured.
-
-    Raises:
-        DFlashError: the folder has no finished run.
-    """
+    """Figures of a results folder in order of measurement; raises a DFlashError without a finished run."""
 
     def __init__(self, folder: Path) -> None:
         self.provenance, self.servers = results.read(folder, "provenance"), results.read(folder, "server")
@@ -120,7 +113,7 @@ class Summary:
         return {repeat: run["output_throughput"] for repeat, run in runs.items()}
 
     def totals(self) -> dict[str, float]:
-        """Return output tokens/s by arm, over all runs that every arm has; empty without one."""
+        """Return output tokens/s by arm over the runs that all arms have; empty without one."""
         by_arm: dict[str, dict[Any, Row]] = defaultdict(dict)
         for (mode, *cell), runs in self._runs.items():
             by_arm[mode] |= {(*cell, repeat): run for repeat, run in runs.items()}
@@ -159,7 +152,6 @@ class Summary:
 
 
 def conclusion(summary: Summary) -> Iterator[str]:
-    """Yield a sentence per arm: speed over plain decoding by number of users, and how many answers are identical."""
     for mode in summary.modes:
         rows = [row for row in summary.rows.values() if row.mode == mode != AR and not math.isnan(row.speed_up)]
         speeds = []
@@ -173,13 +165,12 @@ def conclusion(summary: Summary) -> Iterator[str]:
 
 
 def warnings(summary: Summary) -> Iterator[str]:
-    """Yield sentences about answers that differ, arms slower than plain decoding, and a busy machine."""
     for mode in summary.modes:
         rows = [row for row in summary.rows.values() if row.mode == mode != AR]
         if different := sum(row.compared - row.equal for row in rows):
             yield f"{mode}: {different} of {sum(row.compared for row in rows)} answers differ from plain decoding's"
         for row in rows:
-            # The upper end of the interval, or the ratio itself with too few repeats for an interval.
+            # The upper end of the interval; without an interval, the ratio.
             if (row.speed_up if math.isnan(row.high) else row.high) < 1:
                 yield f"{mode} is slower than plain decoding: {row.task} at c={row.concurrency} ({row.speed_up:.2f}x)"
     cores, load = summary.provenance[-1]["hardware"]["cores"], max(row.load for row in summary.rows.values())
@@ -192,7 +183,6 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def tables(summary: Summary) -> Iterator[Table]:
-    """Yield throughput by cell, then the details of every row."""
     by_cell = []
     for task in summary.tasks:
         for concurrency in summary.concurrencies:
@@ -221,7 +211,6 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 
 def print_results(folder: Path, console: Console) -> None:
-    """Print the tables, the warnings, the conclusion and the path of the rows of a results folder."""
     summary = Summary(folder)
     for table in tables(summary):
         table.print(console)

@@ -1,6 +1,6 @@
-"""One measured run: SGLang's own load generator (``python -m sglang.benchmark.serving``) against one server.
+"""One run of SGLang's load generator (``python -m sglang.benchmark.serving``) against one server.
 
-It runs inside this process, since importing SGLang for each run takes longer than a short run.
+It runs in this process, because importing SGLang takes longer than a short run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ from sglang_dflash_lab.bench.tasks import Messages
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the table, measured once: the unit of alternation, resumption and bootstrap.
-
-    Attributes:
-        mode: the arm's label, as given in ``--modes``.
-        task: name of the task.
-        concurrency: requests in flight.
-        repeat: 0-based repetition; runs with the same ``repeat`` are neighbours in time.
-    """
+    """One cell of the table, measured once; runs of one ``repeat`` (from 0) are adjacent in time."""
 
     mode: str
     task: str
@@ -39,9 +32,7 @@ class Cell:
 
 
 def write_prompts(path: Path, asked: Sequence[Messages], tokenizer: str, thinking: bool | None) -> None:
-    """Render conversations with the tokenizer's chat template and write them as the load generator's custom data set.
-
-    Every arm gets this file, so every arm gets the same prompts in the same order.
+    """Render conversations with the chat template; write the load generator's custom data set, one for all arms.
 
     Args:
         thinking: the chat template's switch; None uses the template's default.
@@ -54,18 +45,14 @@ def write_prompts(path: Path, asked: Sequence[Messages], tokenizer: str, thinkin
     with path.open("w") as file:
         for messages in asked:
             prompt = template.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **switch)
-            # The second turn is required, and unused: the length of an answer is set by the run.
+            # The second turn is required but unused.
             print(json.dumps({"conversations": [{"content": prompt}, {"content": "unused"}]}), file=file)
 
 
 def measure(
     url: str, cell: Cell, prompts: Path, tokenizer: str, max_tokens: int, temperature: float, log: Path
 ) -> dict[str, Any]:
-    """Warm up, empty the prefix cache, send every prompt once, and return the run's row of the results.
-
-    Args:
-        prompts: file of :func:`write_prompts`.
-        log: file for the load generator's output.
+    """Warm up, flush the prefix cache, send every prompt once, and return the run's row.
 
     Raises:
         DFlashError: the load generator stopped, or a request failed.
@@ -87,7 +74,7 @@ def measure(
             from sglang.benchmark import serving
 
             serving.cli_main()
-        except (SystemExit, ValueError) as error:  # a bad option, or a warm-up without an answer
+        except (SystemExit, ValueError) as error:
             stopped = error
         finally:
             sys.argv = program
@@ -95,13 +82,13 @@ def measure(
         raise DFlashError(f"the load generator stopped ({stopped})", expected="a finished run", remedy=f"read {log}")
     result = json.loads(details.read_text())
     details.unlink()
-    # A refused stream has status 200 and no text; the load generator would count it with all the tokens of the limit.
+    # A refused stream has status 200 and no text; the load generator counts it as a full answer.
     answers = zip(result["errors"], result["generated_texts"], strict=True)
     if failed := [error or "no text" for error, text in answers if error or not text]:
         raise DFlashError(
             f"{len(failed)} of {count} requests failed, the first with {failed[0]}",
             expected="an answer to every request",
-            remedy="read the server's log, or remove prompts that the model answers with nothing",
+            remedy="read the server's log, or remove prompts without an answer",
         )
     kept = {name: value for name, value in result.items() if name not in ("itls", "errors", "server_info")}
     worker = _growth(before, _internal_state(url))
@@ -109,14 +96,12 @@ def measure(
 
 
 def _internal_state(url: str) -> dict[str, Any]:
-    """Return our worker's part of ``/server_info``; empty for another worker."""
     states = httpx.get(f"{url}/server_info", timeout=60, trust_env=False).raise_for_status().json()["internal_states"]
     worker: dict[str, Any] = states[0].get(WORKER_KEY, {})
     return worker
 
 
 def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return by how much each counter of our worker grew (its entries that are dictionaries of numbers)."""
     return {
         name: {key: value - before.get(name, {}).get(key, 0) for key, value in counter.items()}
         for name, counter in after.items()

@@ -1,4 +1,4 @@
-"""Provenance of a figure: command, commit, versions, hardware, environment. One line in every results file."""
+"""Provenance of a figure: command, commit, versions, hardware, environment."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _VARIABLES = ("SGLANG_", "OMP_", "MKL_", "CUDA_VISIBLE", "NCCL_", "PYTORCH_", "H
 
 
 def collect(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of this process; ``settings`` are the program's own, seeds included."""
     versions = {each.name: each.version for each in distributions() if each.name in _PACKAGES}
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        # "-dirty" if the source tree has uncommitted changes; empty outside a repository.
+        # "-dirty" with uncommitted changes; empty outside a repository.
         "commit": _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"),
         "versions": {"python": platform.python_version(), **versions},
         "hardware": hardware(),
@@ -34,7 +33,7 @@ def collect(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return CPU, cores that this process may use, memory in GiB, and GPUs of this machine."""
+    """Return CPU, usable cores, memory in GiB, and GPUs."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
@@ -47,7 +46,6 @@ def hardware() -> dict[str, Any]:
 
 
 def describe_hardware(row: dict[str, Any]) -> str:
-    """Return one phrase for a table's caption."""
     if gpus := row["gpus"]:
         return f"{len(gpus)}x {gpus[0]}"
     cores = "1 core" if row["cores"] == 1 else f"{row['cores']} cores"

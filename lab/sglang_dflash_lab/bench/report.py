@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a results folder, and its tables as Markdown and CSV."""
+"""A results folder as one HTML page, Markdown tables and CSV."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid":
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html``, its pictures, ``tables.md`` and ``summary.csv`` into the folder, and return the page.
-
-    Raises:
-        DFlashError: the folder has no finished run.
-    """
+    """Write ``report.html``, its pictures, ``tables.md`` and ``summary.csv``; return the page's path."""
     summary = Summary(folder)
     last = summary.provenance[-1]
     with (folder / "summary.csv").open("w", newline="") as file:
@@ -70,7 +66,6 @@ def write_report(folder: Path) -> Path:
 
 
 def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
-    """Yield a caption and a figure each; none without speculation."""
     modes = [mode for mode in summary.modes if mode != AR]
     if modes and AR in summary.modes:
         caption = "Speed-up over plain decoding, with its 95 % interval"
@@ -86,7 +81,6 @@ def plots(summary: Summary) -> Iterator[tuple[str, Figure]]:
 
 
 def _traffic(summary: Summary) -> Figure:
-    """One line per arm over the runs in the order in which they were measured; the last arm's line is on top."""
     cells = list(product(summary.repeats, summary.concurrencies, summary.tasks))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(10, 3.6), layout="constrained")
@@ -107,7 +101,6 @@ def _traffic(summary: Summary) -> Figure:
 def _bars(
     summary: Summary, modes: list[str], bar: Callable[[Figures], tuple[float, float, float]], label: str
 ) -> Figure:
-    """One panel per task, one group per concurrency, one bar per arm; ``bar`` returns a height and its interval."""
     count, missing = len(summary.tasks), (math.nan,) * 3
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
@@ -132,7 +125,6 @@ def _bars(
 
 
 def _png(figure: Figure, path: Path) -> str:
-    """Save and close the figure, and return it as base64 text."""
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return base64.b64encode(path.read_bytes()).decode()

@@ -1,7 +1,7 @@
-"""``results.jsonl``: what a benchmark writes line by line, and reads to resume and to report.
+"""``results.jsonl``, the lines of a benchmark.
 
-Three kinds of lines: ``provenance`` (one per invocation, with its settings), ``server`` (one per start) and ``run``
-(the figures and texts of SGLang's load generator, with the cell and our worker's counters).
+Kinds: ``provenance`` (per invocation, with settings), ``server`` (per start) and ``run`` (the load generator's figures
+and texts, the cell, our worker's counters).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ def append(folder: Path, kind: str, row: Row) -> None:
 
 
 def read(folder: Path, kind: str) -> list[Row]:
-    """Return the lines of one kind, without those that a killed process cut off."""
     path, rows = folder / FILE_NAME, []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

@@ -1,4 +1,4 @@
-"""Start and stop the SGLang servers that a benchmark measures."""
+"""Servers that a benchmark measures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import httpx
 
 from sglang_dflash.errors import DFlashError
 
-# Below the kernel's range for outgoing connections (32768 and up on Linux): a port of that range can be free now and
-# taken when an SGLang server binds it 20 s later. SGLang itself picks from 22000 to 29999.
+# Below the ephemeral range (32768 and up on Linux), whose ports an outgoing connection can take during the 20 s of a
+# start. SGLang uses 22000 to 29999.
 _PORTS = range(10000, 22000)
 _choice = random.SystemRandom()
 START_TIMEOUT_S = 1800.0
@@ -28,7 +28,7 @@ _STOP_TIMEOUT_S = 20.0
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 without a listener, outside the ephemeral range."""
+    """Return a free TCP port of 127.0.0.1 below the ephemeral range."""
     while True:
         port = _choice.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -38,8 +38,6 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments of ``sglang.launch_server`` without host and port, and additional environment."""
-
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
 
@@ -48,20 +46,19 @@ class Launch:
         return [sys.executable, "-m", "sglang.launch_server", *self.args, *address]
 
     def describe(self) -> str:
-        """Return the shell command, without the port, which differs in every start."""
         return shlex.join([*(f"{k}={v}" for k, v in self.env), "python", "-m", "sglang.launch_server", *self.args])
 
 
 @contextlib.contextmanager
 def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
-    """Start a server, yield its base URL once it answers, and stop it with all its children.
+    """Start a server, yield its base URL once it answers, and stop it with its children.
 
     Raises:
-        DFlashError: it stopped or did not answer in time; the error ends with the last lines of its log.
+        DFlashError: it stopped or did not answer in time; the error ends with its log.
     """
     port = free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
-    # A server leads its own session, so it would outlive a terminated benchmark.
+    # The server has its own session.
     before = signal.signal(signal.SIGTERM, _interrupt)
     with log.open("w") as output:
         print(launch.describe(), file=output, flush=True)
@@ -83,8 +80,8 @@ def _interrupt(*_: object) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to the server's session, and SIGKILL to what is left after 20 s."""
-    with contextlib.suppress(ProcessLookupError):  # raised once nothing of the session is left
+    """Send SIGTERM to the server's session, and SIGKILL after 20 s."""
+    with contextlib.suppress(ProcessLookupError):  # raised once the session is empty
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(process.pid, number)
             deadline = time.monotonic() + _STOP_TIMEOUT_S
@@ -101,7 +98,7 @@ def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s:
             if process.poll() is not None:
                 raise _failed(f"the server stopped with exit status {process.returncode}", log)
             with contextlib.suppress(httpx.TransportError):
-                # 200 only after the scheduler has served a request of the server itself
+                # 200 once the scheduler serves requests
                 if http.get("/health").status_code == 200:
                     return
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A whole benchmark: every run of the plan that the results file lacks."""
+"""A whole benchmark: every run that the results file lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_dflash_lab.bench.arms import Arm, Pair, check_arm
 from sglang_dflash_lab.bench.load import Cell
 from sglang_dflash_lab.bench.server import Launch, running
 
-# Runs with other values do not belong in the same results file; more arms, tasks or repeats do.
+# One results file has one value of each.
 _FIXED = ("target", "drafter", "num_prompts", "max_tokens", "temperature", "thinking", "seed")
 
 
@@ -26,12 +26,9 @@ class Settings:
     """One invocation of ``sglang-dflash bench``.
 
     Attributes:
-        num_prompts: prompts of a run.
-        max_tokens: limit of an answer.
+        num_prompts: prompts per run.
         thinking: the chat template's switch; None uses the template's default.
-        together: all servers run at the same time, and arms alternate within a cell; otherwise one server at a time.
-        seed: of the choice of prompts.
-        server_args: additional arguments of every server.
+        together: run all servers at once and alternate arms within a cell; otherwise one server at a time.
         base_urls: running servers by arm; empty starts them.
     """
 
@@ -51,8 +48,7 @@ class Settings:
     base_urls: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self, arm: Arm) -> Launch:
-        """Return the launch of an arm's server."""
-        # An idle server polls its queue otherwise, and takes a core from the arm that is measured.
+        # An idle server would poll its queue and take a core.
         idle = ("--sleep-on-idle",) if self.together else ()
         most = ("--max-running-requests", str(max(self.concurrencies)))
         fixed = ("--model-path", self.pair.target, *arm.server_args(self.pair), *self.pair.server_args, *most, *idle)
@@ -66,11 +62,7 @@ class Settings:
 
 
 def plan(settings: Settings) -> Iterator[Cell]:
-    """Yield the cells in the order of measurement. The order of arms is reversed in every second repeat.
-
-    With all servers up, the arms of a cell follow each other, so a linear drift of the machine cancels. With one server
-    at a time, all cells of an arm come together, and the last arm of a repeat is the first of the next one.
-    """
+    """Yield the cells in order of measurement; every second repeat reverses the arms, so a linear drift cancels."""
     labels = [arm.label for arm in settings.arms]
     for repeat in range(settings.repeats):
         order = labels[::-1] if repeat % 2 else labels
@@ -83,12 +75,10 @@ def plan(settings: Settings) -> Iterator[Cell]:
 
 
 def run(settings: Settings, say: Callable[[str], None]) -> None:
-    """Measure the missing cells, and append each run to ``settings.out/results.jsonl``.
-
-    An interruption keeps the finished runs; the same settings continue after it.
+    """Measure the missing cells, and append each run to ``settings.out/results.jsonl``; the same settings resume.
 
     Raises:
-        DFlashError: the folder was measured with other settings, a server differs from its arm, or a run failed.
+        DFlashError: the folder has other settings, a server differs from its arm, or a run failed.
     """
     _refuse_other_settings(settings)
     done = {Cell(**{name: row[name] for name in Cell.__annotations__}) for row in results.read(settings.out, "run")}
@@ -107,7 +97,7 @@ def run(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 class Servers(contextlib.ExitStack):
-    """The arms' servers, started when first needed; leaving the context stops them."""
+    """The arms' servers, started on first use and stopped on exit."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -117,7 +107,7 @@ class Servers(contextlib.ExitStack):
         self._prompts: dict[str, Path] = {}
 
     def url(self, label: str) -> str:
-        """Return the base URL of an arm. With one server at a time, this stops the other arm's server first."""
+        """Return the base URL of an arm; with one server at a time, stop the other first."""
         if label not in self._urls:
             settings, arm = self._settings, self._arms[label]
             if not (settings.together or settings.base_urls):
@@ -137,7 +127,6 @@ class Servers(contextlib.ExitStack):
         return self._urls[label]
 
     def measure(self, cell: Cell) -> dict[str, Any]:
-        """Measure one cell on its arm's server."""
         url, settings = self.url(cell.mode), self._settings
         # A benchmark of running servers may have no pair.
         tokenizer = settings.pair.target or httpx.get(f"{url}/model_info", trust_env=False).json()["tokenizer_path"]
@@ -157,6 +146,6 @@ def _refuse_other_settings(settings: Settings) -> None:
             if old[name] != new[name]:
                 raise DFlashError(
                     f"{settings.out} was measured with {name} {old[name]}, not {new[name]}",
-                    expected="the same settings when a benchmark is resumed",
+                    expected="the same settings to resume a benchmark",
                     remedy="give another --out",
                 )

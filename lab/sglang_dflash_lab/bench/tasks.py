@@ -1,7 +1,6 @@
-"""Prompts of a benchmark: the tiny pairs' held-out questions, prompts that they were not trained on, or a file.
+"""Prompts of a benchmark: held-out questions of the tiny pairs, other prompts, or a file.
 
-Prompts that repeat earlier text are made of the tiny pairs' corpus. They come in two sets without a common question:
-thresholds are chosen on the tasks whose name ends with :data:`TUNING`, tables are made with the others.
+Prompts that repeat earlier text come in two disjoint sets; tasks that end with :data:`TUNING` chose the thresholds.
 """
 
 from __future__ import annotations
@@ -22,20 +21,18 @@ from sglang_dflash_lab.pairs.corpus import TASKS, Example, draw, prompts, words
 Messages = tuple[Message, ...]
 MIXED, QUESTIONS, WILD = "mixed", "questions", "wild"
 TUNING = ":tuning"
-# Characters between an answer and its quote; the tiny pairs' tokens have 2.8 on average.
+# Characters between an answer and its quote; a tiny pair's token has 2.8.
 SHORTEST_QUOTE, LONGEST_QUOTE = 5_000, 18_000
 
 
 def load(name: str, count: int, seed: int = 0) -> list[Messages]:
-    """Return ``count`` different prompts of a task, or all that it has; the same for the same arguments.
-
-    Earlier turns contain the corpus's answers, so every prompt is the same in all arms.
+    """Return up to ``count`` different prompts of a task, the same for the same arguments.
 
     Args:
-        name: one of :data:`NAMES`, or the path of a JSON-lines file with ``messages`` in each row.
+        name: one of :data:`NAMES`, or a JSON-lines file with ``messages`` in each row.
 
     Raises:
-        DFlashError: an unknown task, or a file that is not of this form.
+        DFlashError: an unknown task, or an invalid file.
     """
     if name in TASKS:
         return _held_out(name, count, seed, None)
@@ -55,7 +52,7 @@ def _held_out(task: str, count: int, seed: int, shape: str | None) -> list[Messa
 
 
 def read_marked(path: Path) -> list[tuple[str, Messages]]:
-    """Return kind and messages of a file's prompts; a line ``%% KIND`` comes before each."""
+    """Return kind and messages of a file's prompts, each after a line ``%% KIND``."""
     blocks = f"\n{path.read_text(encoding='utf-8')}".split("\n%% ")[1:]
     return [(kind, (_user(text.strip("\n")),)) for kind, _, text in (block.partition("\n") for block in blocks)]
 
@@ -66,23 +63,23 @@ def _read(path: Path) -> list[Messages]:
         return [tuple(json.loads(line)["messages"]) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError) as error:
         raise DFlashError(
-            f"task {str(path)!r} ({type(error).__name__}: {error})",
+            f"task {str(path)!r} cannot be read ({type(error).__name__}: {error})",
             expected=f"one of {', '.join(NAMES)}, or a JSON-lines file with `messages` in each row",
             remedy="choose a task, or correct the file",
         ) from error
 
 
-# What an edit replaces in a question, and by what.
+# Pattern and replacements of an edit.
 _EDITED: dict[str, tuple[str, tuple[str, ...]]] = {
     "json": (r"(?<!\d)\d+(?!\d)", tuple(map(str, range(11, 99)))),
     "code": (r"\d", tuple("23456789")),
     "chat": (rf"\b(?:{'|'.join((*words.NAMES, *words.DAYS))})\b", (*words.NAMES, *words.DAYS)),
 }
-Draw = Callable[[str], Example]  # task -> a question of it
+Draw = Callable[[str], Example]  # task -> question
 
 
 def _edit(task: str, example: Draw, rng: Random) -> Messages:
-    # A question with its answer, then the same question with another number, name or day.
+    # A question with its answer, then the question with another number, name or day.
     pattern, values = _EDITED[task]
     while True:
         first = example(task)
@@ -95,13 +92,12 @@ def _edit(task: str, example: Draw, rng: Random) -> Messages:
 
 
 def _repeat(example: Draw, rng: Random) -> Messages:
-    # A question with its answer, then the same question.
     first = example(rng.choice(TASKS))
     return (*_turn(first), _user(first.question))
 
 
 def _quote(example: Draw, rng: Random) -> Messages:
-    # A question with its answer, many others, then the first question again.
+    # The first question again after many others.
     first = example("chat")
     messages, left = list(_turn(first)), rng.randint(SHORTEST_QUOTE, LONGEST_QUOTE)
     while left > 0:

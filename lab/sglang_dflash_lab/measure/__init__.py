@@ -1,4 +1,4 @@
-"""Measurements behind docs/results, one module each; this file starts servers and renders prompts for them."""
+"""Measurements of docs/results, one module each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from sglang_dflash_lab.pairs.corpus import Prompt
 
 
 def launch(pair: str, mode: str, requests: int, *arguments: str) -> Launch:
-    """Return the launch of a server that takes token ids, with room for ``requests``."""
+    """Return the launch of a server for token ids and ``requests`` concurrent requests."""
     arms, found = parse_arms(mode), find_pair(pair, None, None)
     server_args = ("--skip-tokenizer-init", *arguments)
     return Settings(found, arms, [], [requests], 0, 1, Path(), server_args=server_args).launch(arms[0])
 
 
 def token_ids(pair: str, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Render prompts with the pair's chat template."""
     import transformers
 
     template = transformers.AutoTokenizer.from_pretrained(target_path(pair)).apply_chat_template

@@ -1,12 +1,9 @@
-"""How DFLASH's greedy text differs from plain decoding's in bfloat16: ``python -m sglang_dflash_lab.measure.bfloat16``.
+"""Compare DFLASH's greedy text with plain decoding's in bfloat16: ``python -m sglang_dflash_lab.measure.bfloat16``.
 
-One server per pair and arm answers the same prompts. Finished texts are JSON lines in a folder, and the same command
-continues an interrupted run. The tables give the position at which a text first differs from plain decoding's, and the
-target's logit gap there. Two more versions of plain decoding's text help to judge a difference: generated at another
-concurrency, and scored in float32 by transformers.
+One server per pair and arm answers the same prompts. Texts are JSON lines in a folder; the same command resumes.
+References are plain decoding at another concurrency, and float32 logits of transformers.
 
-A step is the distance of neighbouring bfloat16 numbers of a logit's size: 2^-7 of its power of two, 0.125 from 16 to
-32. Rounding two logits once moves their gap by up to one step; the rounding of every layer's output adds to it.
+A step is the distance of neighbouring bfloat16 numbers at a logit: 0.125 from 16 to 32.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import MISSING, Table
 
 MODES = "ar,dflash:16,dflash:8,dflash:4,builtin:16"
-TOP = 8  # most likely tokens recorded at every position
+TOP = 8  # most likely tokens per position
 CONCURRENCY, OTHER_CONCURRENCY = 8, 5
 PEERS = Path(__file__).resolve().with_name("peers")
 
@@ -47,8 +44,7 @@ class Text:
     """One line of a file.
 
     Attributes:
-        prompt: name of its prompt.
-        tops: per new token, the ``TOP`` most likely tokens with their log-probability, or logit in the reference file.
+        tops: per new token, the ``TOP`` most likely tokens with log-probability (reference: logit).
         blocks: verified blocks; 0 without speculation.
     """
 
@@ -59,7 +55,6 @@ class Text:
 
 
 def file_of(folder: Path, pair: str, dtype: str, name: str) -> Path:
-    """Return the file of an arm's texts, or of plain decoding's ``ar again`` or ``reference``."""
     return folder / f"{pair} {dtype} {name}.jsonl"
 
 
@@ -68,8 +63,6 @@ Texts = Mapping[str, "Text"]
 
 
 class Lines:
-    """The texts of one file, by prompt."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
         lines = file.read_text().splitlines() if file.exists() else []
@@ -86,10 +79,7 @@ def missing(lines: Lines, asked: Prompts) -> list[str]:
 
 
 def named_prompts(pair: str, number: int, random: int) -> Prompts:
-    """Return token ids by name: held-out conversations of all tasks in turn, and random ids.
-
-    Larger numbers add prompts and change none.
-    """
+    """Return token ids by name; larger numbers only add prompts."""
     per_task = [prompts(task, n=-(-number // len(TASKS))) for task in TASKS]
     held_out = [prompt for turn in zip(*per_task, strict=True) for prompt in turn][:number]
     rng, vocab = Random(0), json.loads((target_path(pair) / "config.json").read_text())["vocab_size"]
@@ -98,13 +88,12 @@ def named_prompts(pair: str, number: int, random: int) -> Prompts:
 
 
 def server(pair: str, arm: str, dtype: str, flags: Sequence[str]) -> Launch:
-    # A tiny pair sets --dtype float32; of two, the last one counts.
+    # Overrides the tiny pairs' --dtype float32.
     mode = f"{arm}+PYTHONPATH={PEERS}" if arm.startswith("builtin") else arm
     return launch(pair, mode, CONCURRENCY, "--dtype", dtype, *flags)
 
 
 async def write(url: str, asked: Prompts, lines: Lines, concurrency: int, new_tokens: int) -> None:
-    """Generate greedy text for every prompt that ``lines`` lacks, from an empty prefix cache."""
     limit = asyncio.Semaphore(concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=3600, trust_env=False) as http:
         (await http.post("/flush_cache", params={"timeout": 30})).raise_for_status()
@@ -129,7 +118,7 @@ def _tops(found: list[list[list[Any]]]) -> list[list[tuple[int, float]]]:
 
 
 def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
-    """Add the target's float32 logits in transformers before each token of the ``written`` texts."""
+    """Add transformers' float32 logits before each token of the ``written`` texts."""
     import torch
     import transformers
 
@@ -145,8 +134,6 @@ def reference(pair: str, asked: Prompts, written: Lines, lines: Lines) -> None:
 def measure(
     pair: str, arm: str, dtype: str, folder: Path, asked: Prompts, new_tokens: int, flags: Sequence[str]
 ) -> None:
-    """Generate the missing texts of one arm; start no server if there are none."""
-
     def lines(name: str) -> Lines:
         return Lines(file_of(folder, pair, dtype, name))
 
@@ -162,7 +149,7 @@ def measure(
 
 
 def first_difference(plain: Sequence[int], tokens: Sequence[int]) -> int | None:
-    """Return the first position at which two texts differ; the shorter length if one is a prefix of the other."""
+    """Return the first position at which two texts differ (a prefix's length), or None."""
     pairs = zip_longest(plain, tokens)
     return next((position for position, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
@@ -173,20 +160,19 @@ def gap(top: Sequence[tuple[int, float]], token: int, other: int) -> float:
 
 
 def step_at(logit: float) -> float:
-    """Return the distance of neighbouring bfloat16 numbers, which have 8 significant bits, at ``logit``."""
+    """Return the distance of neighbouring bfloat16 numbers (8 significant bits) at ``logit``."""
     return math.ldexp(1.0, math.frexp(logit)[1] - 8)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm compared with plain decoding on prompts of one kind.
+    """An arm compared with plain decoding.
 
     Attributes:
-        texts: compared texts.
-        tokens: compared tokens, up to and including the first difference.
-        gaps: at each text's first difference, the float32 gap of plain decoding's token over the arm's, and in steps.
+        tokens: compared tokens, up to each first difference.
+        gaps: per first difference, the float32 gap of the two tokens, in logits and in steps.
         moved: change of that gap from plain decoding to the arm, in steps.
-        changes: change of the gap of the two most likely tokens, at every compared position, in steps.
+        changes: change of the best two tokens' gap at every compared position, in steps.
     """
 
     texts: int
@@ -217,14 +203,13 @@ def compare(plain: Texts, arm: Texts, reference: Texts, kind: str) -> Comparison
     return found
 
 
-# Compared with plain decoding's bfloat16 text.
 SPECULATING = {"ours, 16": "dflash:16", "ours, 8": "dflash:8", "ours, 4": "dflash:4", "builtin, 16": "builtin:16"}
 COMPARED = {
     **{title: ("bfloat16", name) for title, name in SPECULATING.items()},
     "plain, other batches": ("bfloat16", "ar again"),
     "plain, float32": ("float32", "ar"),
 }
-NEAR = 4  # steps within which the target counts as undecided
+NEAR = 4  # steps within which the target is undecided
 DIFFERENCES = [
     *("pair", "prompts", "arm", "texts", "differ", "per 1,000 tokens", "gap", "largest", "in steps", "largest"),
     *(f"over {NEAR}", "accept length", "in float32"),
@@ -233,7 +218,7 @@ CHANGES = ["pair", "arm", "positions", "changed", "99 %", "largest", "largest at
 
 
 def accept_length(texts: Texts, kind: str) -> float:
-    """Return new tokens per verified block over all texts of a kind; a prefill gives the first token of each."""
+    """Return new tokens after the first per verified block."""
     found = [text for name, text in texts.items() if name.startswith(kind)]
     blocks = sum(text.blocks for text in found)
     return sum(len(text.tokens) - 1 for text in found) / blocks if blocks else math.nan
@@ -261,7 +246,6 @@ def change_row(found: Comparison) -> list[str]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """Yield the number of texts that differ in float32, then both tables."""
     rows: list[list[str]] = []
     changes: list[list[str]] = []
     for pair, (arm, arguments) in product(NAMES, COMPARED.items()):
@@ -287,9 +271,9 @@ def main(
     dtypes: Annotated[str, typer.Option(help="Comma-separated.")] = "bfloat16,float32",
     prompts: Annotated[int, typer.Option(help="Held-out conversations.")] = 200,
     random: Annotated[int, typer.Option(help="Prompts of random tokens.")] = 48,
-    new_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.")] = 128,
     out: Annotated[Path, typer.Option(help="Folder of the texts.")] = Path("results/bfloat16"),
-    flags: Annotated[str, typer.Option(help="Further flags of every server, separated by spaces.")] = "",
+    flags: Annotated[str, typer.Option(help="Additional flags of every server, separated by spaces.")] = "",
 ) -> None:
     """Measure the texts that the folder lacks, and print the tables."""
     out.mkdir(parents=True, exist_ok=True)

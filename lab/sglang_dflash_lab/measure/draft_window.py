@@ -1,7 +1,6 @@
-"""Cost and savings of a draft window by context length: ``python -m sglang_dflash_lab.measure.draft_window``.
+"""Measure a draft window by context length: ``python -m sglang_dflash_lab.measure.draft_window``.
 
-One server per window, one request at a time. Prompts are made of the pair's training tasks, so that the target
-generates text that it was trained on.
+One server per window, one request at a time, prompts of the pair's training tasks.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from sglang_dflash_lab.tables import Table
 NO_WINDOW = 0
 MODE = "dflash:16"
 
-# Tokens that the drafter reads (0: all), prompt tokens, new tokens per verified block, bytes of the drafter's K/V pool;
-# of the next turn: tokens from the prefix cache, and others.
+# Window (0: none), prompt tokens, new tokens per verified block, bytes of the drafter's K/V pool; next turn's prompt
+# tokens from the prefix cache and computed.
 Row = tuple[int, int, float, int, float, float]
 
 
 def conversations(pair: str, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Return one prompt of each length in tokens: the end of a run of the pair's conversations."""
+    """Return one prompt per length, in tokens."""
     tokens: list[int] = []
     number = 0
     while len(tokens) < max(lengths):
@@ -58,7 +57,7 @@ def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], 
             reply = http.post("/generate", json={"input_ids": prompt, "sampling_params": sampling})
             return dict(reply.raise_for_status().json())
 
-        generate(inputs[0][0], new_tokens)  # warms up
+        generate(inputs[0][0], new_tokens)  # warm-up
         for same_length in inputs:
             http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
             first = [generate(prompt, new_tokens) for prompt in same_length]
@@ -72,7 +71,7 @@ def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], 
 
 
 def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
-    """Tabulate the rows; ``one_slot_per_token`` is the K/V of a drafter pool as large as the target's, in bytes."""
+    """Tabulate the rows; ``one_slot_per_token``: bytes of a drafter pool as large as the target's."""
     cells = []
     for window, context, accept, draft_kv, reused, recomputed in rows:
         sizes = [f"{size / 2**20:.1f} MiB" for size in (draft_kv, one_slot_per_token)]
@@ -85,12 +84,12 @@ def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
 def main(
     pair: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "tiny-hybrid",
     windows: Annotated[
-        str, typer.Option(help="Tokens; a server without a window is always measured too.")
+        str, typer.Option(help="Window sizes in tokens; no window is always measured too.")
     ] = "16,64,512,2048",
-    contexts: Annotated[str, typer.Option(help="Prompt lengths, tokens.")] = "512,1024,2048,4096,8000",
-    number: Annotated[int, typer.Option("--prompts", help="Prompts of each length.")] = 4,
-    new_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 64,
-    requests: Annotated[int, typer.Option(help="Requests that each server has room for.")] = 32,
+    contexts: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "512,1024,2048,4096,8000",
+    number: Annotated[int, typer.Option("--prompts", help="Prompts per length.")] = 4,
+    new_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.")] = 64,
+    requests: Annotated[int, typer.Option(help="Maximum concurrent requests per server.")] = 32,
 ) -> None:
     """Measure a pair under each window and print the table."""
     lengths = [int(length) for length in contexts.split(",")]

@@ -1,12 +1,8 @@
-"""Host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
+"""Measure host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
 
-Each arm is an engine whose scheduler process times what a decode step costs the host: reserving slots, the worker's
-step, publishing the lengths, which the scheduler does itself without speculation, and the worker's part when the counts
-arrive. What stands for device work is subtracted: both models' forwards, which return the output of an earlier step of
-the same shape; the attention backends' plans; injection; and the torch functions that stand for a kernel, the
-platform's and both workers'. Other small tensor operations, which a GPU would only launch, are counted with their
-computation. Both arms' engines run, and take turns. Other load on the machine lengthens some steps, so the fast steps
-are compared too.
+Each arm's scheduler times slot reservation, the worker's step, publishing the lengths, and the worker's part when the
+counts arrive. Device work is subtracted: both models' forwards (which return an earlier output of the same shape),
+attention plans, injection, and torch stand-ins of kernels. Both engines run and take turns.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.tables import Table
 
 FILE = "SGLANG_DFLASH_HOST_STEP_FILE"
-WARM_UP, TOKENS = 10, 240  # steps left out of each answer; tokens of an answer
+WARM_UP, TOKENS = 10, 240  # steps left out per answer; tokens per answer
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLING = {
     "seeded top-p": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1},
@@ -52,7 +48,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
 
 
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
-# Functions that stand for device work, in addition to both forwards, the attention backends' plans and the platform's
+# In addition to forwards, attention plans and the platform's functions
 KERNELS = (
     "prepare_block view_rings take_drafts accept_block match_copies offer_copies penalize_block repeat_rows "
     "seeded_tokens"
@@ -68,7 +64,7 @@ DEVICE = (
 
 
 class Stopwatch:
-    """Time inside ``counted`` functions without the time of ``excluded`` ones."""
+    """Time inside ``counted`` functions minus that inside ``excluded`` ones."""
 
     def __init__(self) -> None:
         self.nanoseconds = 0
@@ -85,7 +81,6 @@ class Stopwatch:
         return wraps(function)(lambda *args, **kwargs: self._run(False, function, args, kwargs))
 
     def exclude(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function; a hook of SGLang's kind AROUND."""
         return self._run(False, function, args, kwargs)
 
     def _run(self, on: bool, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -103,7 +98,6 @@ class Stopwatch:
 
 
 def run_scheduler(*args: Any, **kwargs: Any) -> None:
-    """A scheduler process whose decode steps are timed, in place of ``run_scheduler_process``."""
     from sglang.srt.managers import schedule_batch
     from sglang.srt.managers import scheduler as module
     from sglang.srt.managers.overlap_utils import FutureMap
@@ -131,7 +125,6 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
 
 
 def _take_gpu_path(watch: Stopwatch) -> None:
-    """Let SGLang's worker call the two Triton kernels that it calls on a GPU, with stand-ins for them."""
     from sglang.srt.speculative import dflash_worker_v2 as module
 
     from sglang_dflash.ops.reference import step
@@ -208,8 +201,6 @@ def _copy(output: Any) -> Any:
 
 
 class Timed:
-    """An engine of one arm, and the file to which its scheduler writes its steps."""
-
     def __init__(self, pair: Pair, label: str, flags: tuple[str, ...], folder: Path) -> None:
         from sglang.srt.entrypoints.engine import Engine
         from sglang.srt.server_args import prepare_server_args
@@ -229,7 +220,7 @@ class Timed:
         finally:
             os.environ.clear()
             os.environ.update(old)
-        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # SGLang's processes send it when they are stopped
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # their exit signal
 
     def steps(self, batch: int, sampling: dict[str, Any]) -> list[float]:
         """Return the microseconds of each step with ``batch`` requests."""
@@ -247,7 +238,6 @@ class Timed:
 
 
 def measure(pair: Pair, kind: str, batches: list[int], repeats: int) -> Iterator[list[str]]:
-    """Yield a row per batch size: medians with their quartiles, and ratios."""
     *arms, flags, sampling = KINDS[kind]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -269,10 +259,10 @@ def measure(pair: Pair, kind: str, batches: list[int], repeats: int) -> Iterator
 
 
 def main(
-    kinds: Annotated[str, typer.Option(help="Kinds of step, separated by commas.")] = ",".join(KINDS),
+    kinds: Annotated[str, typer.Option(help="Comma-separated kinds of step.")] = ",".join(KINDS),
     pair: Annotated[str, typer.Option(help="A tiny pair.")] = "tiny-hybrid",
-    batch: Annotated[list[int], typer.Option(help="Requests at once.")] = [1, 8, 32],  # noqa: B006
-    repeats: Annotated[int, typer.Option(help="Answers of each arm and batch, in turn.")] = 6,
+    batch: Annotated[list[int], typer.Option(help="Concurrent requests.")] = [1, 8, 32],  # noqa: B006
+    repeats: Annotated[int, typer.Option(help="Answers per arm and batch size.")] = 6,
 ) -> None:
     """Print microseconds of host time per decode step, ours and SGLang's: median [quartiles], ratios."""
     typer.echo(describe_hardware(hardware()))

@@ -1,7 +1,4 @@
-"""Arms of a benchmark against each other: ``python -m sglang_dflash_lab.measure.ratios FOLDER… --ratio OVER/UNDER``.
-
-Arms of a repeat run one after the other, so a ratio is taken within each repeat.
-"""
+"""Compare arms of a benchmark: ``python -m sglang_dflash_lab.measure.ratios FOLDER… --ratio OVER/UNDER``."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def ratios(summary: Summary, over: str, under: str, task: str, concurrency: int)
     """Return the ratio of output tokens/s in each repeat that both arms have.
 
     Args:
-        under: arms separated by commas; the one with the highest median counts.
+        under: comma-separated arms; the one with the highest median counts.
     """
     arms = [summary.speeds(arm, task, concurrency) for arm in under.split(",")]
     best = max((speeds for speeds in arms if speeds), key=lambda speeds: median(speeds.values()), default={})
@@ -32,7 +29,6 @@ def ratios(summary: Summary, over: str, under: str, task: str, concurrency: int)
 
 
 def report(folders: list[Path], pairs: list[str]) -> Iterator[str]:
-    """Yield a table of all cells, then the geometric mean of each ratio per folder and kind of task."""
     rows, means = [], []
     for folder in folders:
         summary = Summary(folder)
@@ -55,9 +51,9 @@ def report(folders: list[Path], pairs: list[str]) -> Iterator[str]:
 
 def main(
     folders: Annotated[list[Path], typer.Argument(help="Results of `sglang-dflash bench` with the same arms.")],
-    ratio: Annotated[list[str], typer.Option(help="OVER/UNDER; UNDER may be several arms, of which the best counts.")],
+    ratio: Annotated[list[str], typer.Option(help="OVER/UNDER; of several comma-separated UNDER the best counts.")],
 ) -> None:
-    """Print tokens/s (accept length) of each arm and the ratios: median over repeats [range]."""
+    """Print tokens/s (accept length) per arm, and ratios within each repeat: median [range]."""
     typer.echo(describe_hardware(hardware()))
     with user_errors():
         typer.echo("\n\n".join(report(folders, ratio)))

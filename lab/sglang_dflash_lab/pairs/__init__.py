@@ -1,8 +1,4 @@
-"""Tiny trained target + drafter pairs: real accept lengths on any machine.
-
-This package needs no PyTorch. It finds the shipped weights; :mod:`.corpus` has prompts for them, and
-:mod:`sglang_dflash_lab.train` trained them.
-"""
+"""Tiny trained pairs of target and drafter. This package needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -19,20 +15,16 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 
 def target_path(name: str) -> Path:
-    """Return the folder of the named pair's target: config, bf16 safetensors, tokenizer.
-
-    Raises:
-        DFlashError: no such pair.
-    """
+    """Return the folder of the pair's target: config, bf16 safetensors, tokenizer; an unknown pair is a DFlashError."""
     check_known("pair", name, NAMES)
     return WEIGHTS / name / "target"
 
 
 def drafter_path(name: str, kind: str = "good") -> Path:
-    """Return the folder of the named pair's drafter of that kind: config and bf16 safetensors.
+    """Return the folder of the pair's drafter of that kind: config and bf16 safetensors.
 
     Raises:
-        DFlashError: no such pair, the pair has no such drafter, or the ``noisy`` one cannot be written.
+        DFlashError: no such pair or drafter, or ``noisy`` cannot be written.
     """
     check_known(f"drafter of {name}", kind, (*drafter_kinds(name), NOISY))
     if kind == NOISY:
@@ -41,12 +33,12 @@ def drafter_path(name: str, kind: str = "good") -> Path:
 
 
 def drafter_kinds(name: str) -> tuple[str, ...]:
-    """Return the kinds of drafter that the named pair ships, ``good`` first."""
+    """Return the kinds of drafter that the pair ships, ``good`` first."""
     check_known("pair", name, NAMES)
     return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
 
 
 def check_known(what: str, value: str, known: Sequence[str]) -> None:
-    """Raise a DFlashError if ``value`` is not in ``known``; ``what`` names the value in the message."""
+    """Raise a DFlashError about ``what`` if ``value`` is not in ``known``."""
     if value not in known:
-        raise DFlashError(f"{what} {value!r}", expected=f"one of {', '.join(known)}", remedy="choose one of these")
+        raise DFlashError(f"{what} {value!r} is unknown", expected=f"one of {', '.join(known)}", remedy="choose one")

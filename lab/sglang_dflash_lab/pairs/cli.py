@@ -1,4 +1,4 @@
-"""``sglang-dflash pairs``: find and list the tiny pairs, and print prompts for them."""
+"""``sglang-dflash pairs``: list and find the tiny pairs, and print prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help=", ".join(NAMES))]
 @app.command()
 def path(
     name: Name,
-    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder (noisy: generated once).")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Print this drafter's folder (noisy: made on first use).")] = None,
 ) -> None:
     """Print the folder of a pair's target, or of one of its drafters.
 
@@ -38,9 +38,7 @@ def path(
 
 @app.command("list")
 def list_pairs() -> None:
-    """Print sizes, correct answers and accept lengths.
-
-    Both are measured after training, accept lengths at block 16.
+    """Print sizes, correct answers and accept lengths at block size 16.
 
     Example: sglang-dflash pairs list
     """
@@ -71,7 +69,7 @@ def print_prompts(
     shape: Annotated[str | None, typer.Option(help="single, turns or document; default: a mixture")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Print prompts with their checkable answers. All pairs are trained on the same tasks.
+    """Print prompts with their checkable answers; all pairs are trained on the same tasks.
 
     Example: sglang-dflash pairs prompts tiny-hybrid --task math -n 2
     """

@@ -1,7 +1,6 @@
-"""The ``noisy`` drafter: a pair's ``good`` one with noise added to its weights, generated on first use.
+"""The ``noisy`` drafter: a pair's ``good`` one with noise in its weights, generated on first use.
 
-The shipped drafters' accept lengths are too high or too low to judge block widths. This one's is 6.5 tokens per step at
-block 16, near the published drafters': the Qwen3.5 cards report 6.5 on GSM8K and 6.6 on HumanEval.
+It accepts 6.5 tokens per step at block size 16; the Qwen3.5 cards report 6.5 on GSM8K.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from sglang_dflash.errors import DFlashError
 SIGMA = 0.25  # of the noise, in standard deviations of the matrix
 SEED = 0
 _CACHE = "XDG_CACHE_HOME"
-# A layer's matrices in the order in which the module defines them: the order in which the noise is drawn.
+# A layer's matrices in the order in which the noise is drawn.
 _DRAWN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def noisy_path(good: Path) -> Path:
-    """Return the folder of the noisy copy of the drafter in ``good``, and generate it if the cache lacks it.
+    """Return the folder of the noisy copy of the drafter in ``good``; generate it if the cache lacks it.
 
-    Only generating needs PyTorch. Two processes may generate it at once: both return the same folder.
+    Only generating needs PyTorch. Concurrent processes return the same folder.
 
     Raises:
         DFlashError: the cache folder cannot be written.
@@ -39,31 +38,30 @@ def noisy_path(good: Path) -> Path:
         except OSError as error:
             raise DFlashError(
                 f"the noisy drafter cannot be written to {folder.parent} ({error.strerror or error})",
-                expected="a folder for caches that can be written",
+                expected="a writable cache folder",
                 remedy=f"set {_CACHE} to one",
             ) from error
     return folder
 
 
 def _make(good: Path, folder: Path) -> None:
-    # Write to a temporary folder, which is renamed when it is complete.
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         shutil.copyfile(good / "config.json", unfinished / "config.json")
         _write_noisy(good / "model.safetensors", unfinished / "model.safetensors")
-        unfinished.chmod(0o755)  # mkdtemp makes it for its owner alone
+        unfinished.chmod(0o755)  # mkdtemp restricts it to its owner
         try:
             unfinished.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was first, with the same bytes
+            if not folder.exists():  # another process was first, with the same bytes
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_noisy(source: Path, destination: Path) -> None:
-    # Noise is drawn in fp32 and added to every matrix; norms keep their weights.
+    # Add noise to every matrix in fp32; norms keep their weights.
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -78,7 +76,6 @@ def _write_noisy(source: Path, destination: Path) -> None:
 
 
 def _place(name: str) -> tuple[int, int]:
-    # Sort key: fc, then layer by layer.
     layer = re.search(r"layers\.(\d+)\.", name)
     drawn = next((i for i, part in enumerate(_DRAWN) if f".{part}." in name), len(_DRAWN))
     return (int(layer[1]) if layer else -1, drawn)

@@ -1,1 +1,1 @@
-"""SmolLM2-135M-Instruct, a published model that a package of the Python index ships: conversion, prompts and demo."""
+"""Conversion, prompts and demo of SmolLM2-135M-Instruct, a published model from the Python package index."""

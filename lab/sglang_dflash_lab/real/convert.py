@@ -1,7 +1,6 @@
-"""Convert a Llama model from GGUF to a folder that SGLang serves: dequantised weights in bfloat16, and the tokenizer.
+"""Convert a Llama model from GGUF to a folder that SGLang serves: bfloat16 weights and the tokenizer.
 
-transformers reads weights, sizes and vocabulary; it needs ``accelerate``. This module adds what it drops: the rule that
-splits text before BPE (``tokenizer.ggml.pre``), and the longest context.
+This module adds what transformers drops: the split rule before BPE (``tokenizer.ggml.pre``) and the context length.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from sglang_dflash.errors import DFlashError
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF file to ``folder``; an interrupted conversion leaves no such folder.
+    """Write the model of a GGUF file to ``folder``; an interrupted conversion leaves no folder.
 
     Raises:
-        DFlashError: the file's tokenizer splits text by an unknown rule.
+        DFlashError: the file's tokenizer has an unknown split rule.
     """
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -46,7 +45,7 @@ def _tokenizer(file: Path) -> Any:
     rule = GGUFReader(file).fields["tokenizer.ggml.pre"].contents()
     if rule != "smollm":
         raise DFlashError(
-            f"tokenizer.ggml.pre {rule!r} in {file}", expected="'smollm'", remedy="add that rule to this module"
+            f"{file} has tokenizer.ggml.pre {rule!r}", expected="'smollm'", remedy="add that rule to this module"
         )
     # Each digit is a token, so the spaces before a number stay together.
     digits = pre_tokenizers.Digits(individual_digits=True)

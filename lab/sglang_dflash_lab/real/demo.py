@@ -1,4 +1,4 @@
-"""``make demo-real``: three edits and a question to a published model, with plain decoding and with copied drafts."""
+"""``make demo-real``: three edits and a question to a published model, with plain decoding and with copies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Answer:
 
 
 def demo(console: Console, target: Path, logs: Path) -> None:
-    """Print the answers of both servers, one table of speeds, and whether all answers are identical."""
     asked = [PROMPTS[number] for number in SHOWN]
     served = {}
     for name, flags in (("plain", ()), ("copies", COPIES_ALONE)):
@@ -66,7 +65,7 @@ def demo(console: Console, target: Path, logs: Path) -> None:
 
 
 def ask(url: str, messages: Messages, max_tokens: int) -> Answer:
-    """Return the greedy answer of the server, and the accept length of its steps (1 without speculation)."""
+    """Return the server's greedy answer and its accept length (1 without speculation)."""
     body = {"model": "default", "messages": messages, "temperature": 0, "max_tokens": max_tokens}
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
         before, start = _blocks(http), time.perf_counter()
@@ -78,21 +77,20 @@ def ask(url: str, messages: Messages, max_tokens: int) -> Answer:
 
 
 def _blocks(http: httpx.Client) -> tuple[int, int]:
-    # Tokens and blocks since the server's start.
     worker = http.get("/server_info").raise_for_status().json()["internal_states"][0].get(WORKER_KEY, {})
     counts = {int(length): count for length, count in worker.get("blocks_by_accept_length", {}).items()}
     return sum(length * count for length, count in counts.items()), sum(counts.values())
 
 
 def peak_gib() -> float:
-    """Return the sum of the peaks of resident memory of all child processes; shared pages count once per process."""
+    """Return the children's summed peak resident memory; shared pages count per process."""
     statuses = [Path(f"/proc/{each.pid}/status").read_text() for each in psutil.Process().children(recursive=True)]
     peaks = [line.split()[1] for status in statuses for line in status.splitlines() if line.startswith("VmHWM")]
     return sum(map(int, peaks)) / 2**20
 
 
 def main(target: Path, logs: Path) -> None:
-    """Serve TARGET plainly and with copies, and write the servers' logs to LOGS."""
+    """Serve TARGET with plain decoding and with copies; write the servers' logs to LOGS."""
     with user_errors():
         demo(wide_console(), target, logs)
 

@@ -1,7 +1,4 @@
-"""The three targets: the shapes of the published pairs, a thousand times smaller.
-
-Every count that tensor parallelism divides (heads, KV heads, linear heads, expert widths) is even for TP=2.
-"""
+"""The three targets: shapes of the published pairs, a thousand times smaller, divisible for TP=2."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ _MODELS = {
 
 
 def build_target(name: str, tokenizer: transformers.PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
-    """An untrained fp32 target of the named pair."""
     model_type, shape = _MODELS[name]
     config = transformers.AutoConfig.for_model(
         model_type,
@@ -74,7 +70,6 @@ def build_target(name: str, tokenizer: transformers.PreTrainedTokenizerFast) -> 
         pad_token_id=tokenizer.pad_token_id,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).float()
-    # At the usual 0.02 the words of one class (weekdays, animals) start so alike, next to the direction they share,
-    # that they collapse into it, and copying the right one is learned thousands of steps later.
+    # With 0.02, embeddings of a word class collapse, which delays copying by thousands of steps.
     torch.nn.init.normal_(model.model.embed_tokens.weight, std=EMBEDDING_STD)
     return model

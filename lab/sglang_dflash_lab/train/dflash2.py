@@ -1,6 +1,6 @@
-"""The parts that DFlash2 adds to a drafter: a convolution around each sublayer, and a selector of the drafts.
+"""DFlash2's parts of a drafter: a convolution around each sublayer, and a selector of the drafts.
 
-Parameter names are those of the published checkpoints. Shapes: ``T`` taps, ``K`` candidates, codebooks of rank ``R``.
+Parameter names are the published checkpoints'. Shapes: ``T`` taps, ``K`` candidates, codebooks of rank ``R``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class BlockConvolution(nn.Module):
-    """Convolve the input and the output of a sublayer over the positions of a block, backwards.
+    """Convolve the input and the output of a sublayer backwards over a block's positions.
 
-    A tap's weight is the channel's own plus a correction, which each position computes for each group of channels from
-    the sublayer's input.
+    A tap's weight is the channel's own plus a correction, computed per position and channel group from the input.
     """
 
     def __init__(self, c: DrafterConfig) -> None:
@@ -28,12 +27,12 @@ class BlockConvolution(nn.Module):
         self.shape = 2, c.conv_kernel_size, c.hidden_size // c.conv_group_size  # before and after, taps, groups
         self.base_kernel = nn.Parameter(torch.zeros(2, c.conv_kernel_size, c.hidden_size))
         self.kernel_projection = nn.Linear(c.hidden_size, 2 * c.conv_kernel_size * self.shape[2], bias=False)
-        with torch.no_grad():  # the identity
+        with torch.no_grad():  # identity
             self.base_kernel[:, 0] = 1.0
             self.kernel_projection.weight.zero_()
 
     def forward(self, x: Tensor, width: int, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """x [rows, blocks * width, hidden]."""
+        """Return the sublayer's output for x [rows, blocks * width, hidden]."""
         corrections = self.kernel_projection(x).unflatten(-1, self.shape)
         x = _convolve(x, self.base_kernel[0], corrections[..., 0, :, :], width)
         return _convolve(sublayer(x), self.base_kernel[1], corrections[..., 1, :, :], width)
@@ -48,16 +47,16 @@ def _convolve(x: Tensor, base: Tensor, corrections: Tensor, width: int) -> Tenso
 
 
 class Selector(nn.Module):
-    """Score candidates by the token before them: ``S(p, c) = U(c) + <A[p] * (W h), B[c]>``.
+    """Score candidates by the preceding token: ``S(p, c) = U(c) + <A[p] * (W h), B[c]>``.
 
-    U are the scaled and softly capped logits, A and B the codebooks of predecessors and successors.
+    U: scaled and softly capped logits; A, B: codebooks of predecessors and successors.
     """
 
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__()
         self.top_k, self.multiplier, self.cap = c.selector_top_k, c.output_multiplier, c.final_logit_softcapping
         self.predecessor_codebook = nn.Parameter(torch.randn(c.vocab_size, c.selector_rank))
-        # Zero, so that training starts from the logits alone. Were both zero, neither would get a gradient.
+        # Zero: training starts from the logits alone. With both codebooks zero, neither has a gradient.
         self.successor_codebook = nn.Parameter(torch.zeros(c.vocab_size, c.selector_rank))
         self.hidden_projection = nn.Linear(c.hidden_size, c.selector_rank, bias=False)
 
@@ -66,19 +65,19 @@ class Selector(nn.Module):
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def scores(self, hidden: Tensor, before: Tensor, candidates: Tensor, unary: Tensor) -> Tensor:
-        """Scores [..., K] of ``candidates`` with logits ``unary`` [..., K] after tokens ``before`` [...]."""
+        """Return scores [..., K] of ``candidates`` with logits ``unary`` [..., K] after tokens ``before`` [...]."""
         key = self.predecessor_codebook[before] * self.hidden_projection(hidden)
         return unary + (self.successor_codebook[candidates] @ key[..., None]).squeeze(-1)
 
     def walk(self, anchors: Tensor, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the best candidate after the one before, from left to right.
+        """Choose the best candidate given the previous choice, from left to right.
 
         Args:
             anchors: int64 [rows].
             hidden, logits: of the n masks, [rows, n, ...].
 
         Returns:
-            int64 [rows, n], the tokens; and float [rows, n], the lead of each over the second best candidate.
+            Tokens int64 [rows, n], and leads over the second best candidates, float [rows, n].
         """
         unary, candidates = self.unary(logits).topk(self.top_k)
         tokens, leads = [anchors], []
@@ -90,7 +89,7 @@ class Selector(nn.Module):
         return torch.stack(tokens[1:], dim=1), torch.stack(leads, dim=1)
 
     def losses(self, hidden: Tensor, logits: Tensor, before: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy over the candidates after the right token before, [n]; the label is always among them."""
+        """Return cross-entropy [n] over the candidates after the true token, with the label always among them."""
         candidates = logits.topk(self.top_k).indices
         absent = (candidates != labels[:, None]).all(-1)
         candidates[:, -1] = torch.where(absent, labels, candidates[:, -1])

@@ -1,10 +1,8 @@
-"""The DFlash drafter in plain PyTorch: what the trainer trains and the reference decoder runs.
+"""The DFlash drafter in plain PyTorch, for training and for the reference decoder.
 
-A block of B positions is drafted in one pass. The queries are the block: the embedding of the anchor (the
-last committed token) and B - 1 masks. Keys and values are those of the block and, before it, of the
-context: the target's hidden states after ``target_layer_ids``, projected by ``fc``, normalised, and then
-projected by every layer's own K and V. The drafter has no embedding and no LM head; it uses the target's.
-DFlash2's parts (``dflash2.py``) are optional.
+One pass drafts a block: queries are the embeddings of the anchor and of masks; keys and values are those of the context
+and of the block. The context is the target's hidden states, projected by ``fc``, normalised, and projected by each
+layer's K and V.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ KeyValue = tuple[Tensor, Tensor]  # keys and values, each [rows, KV heads, posit
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """The part of ``config.json`` that shapes the drafter; field names as in the published checkpoints."""
+    """The part of ``config.json`` that shapes the drafter."""
 
     vocab_size: int
     hidden_size: int
@@ -67,7 +65,7 @@ class DrafterConfig:
         return cls(**{key: flat[key] for key in cls.__dataclass_fields__ if key in flat} | lists)
 
     def to_json(self) -> dict[str, Any]:
-        """``config.json`` with exactly the keys of the published drafters."""
+        """Return ``config.json`` with exactly the keys of the published drafters."""
         shape = asdict(self)
         dflash = {key: shape.pop(key) for key in ("mask_token_id", "target_layer_ids")}
         parts = {key: shape.pop(key) for key in DFLASH2}
@@ -103,16 +101,14 @@ def visible(
     sliding_window: int | None,
     draft_window: int | None = None,
 ) -> Tensor:
-    """Which keys a query may see, by absolute position; all arguments broadcast together.
+    """Return which keys a query may read, by absolute position; arguments broadcast.
 
-    - A full layer sees the whole context and, in both directions, its block. A draft window keeps the last
-      ``draft_window`` positions of the context.
-    - A sliding layer is causal, inside the block too, and sees ``sliding_window`` positions including its own.
-      The draft window does not apply to it: it was trained with its own.
+    - A full layer reads its block and the context, or its last ``draft_window`` positions.
+    - A sliding layer is causal, also inside the block, and reads ``sliding_window`` positions including its own.
 
     Args:
         query, key: positions, int64.
-        block_start: position of the query's anchor; keys from there on are the block's.
+        block_start: position of the query's anchor.
     """
     if layer_type == SLIDING:
         assert sliding_window is not None
@@ -122,7 +118,7 @@ def visible(
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary embedding, neox halves, of x [rows, heads, n, head_dim] at positions [rows, n]."""
+    """Apply rotary embedding (neox halves) to x [rows, heads, n, head_dim] at positions [rows, n]."""
     half = x.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = positions[:, None, :, None].float() * frequencies
@@ -184,8 +180,6 @@ class Layer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """Parameter names are those of the published checkpoints."""
-
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
@@ -202,7 +196,6 @@ class Drafter(nn.Module):
         return drafter.to(dtype).eval()
 
     def save(self, folder: Path) -> None:
-        """Write ``config.json`` and bf16 ``model.safetensors``."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: p.detach().cpu().bfloat16().contiguous() for name, p in self.state_dict().items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -210,11 +203,10 @@ class Drafter(nn.Module):
         (folder / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
 
     def context_key_values(self, target_hidden: Tensor, positions: Tensor) -> list[KeyValue]:
-        """Keys and values of context positions, per layer.
+        """Return keys and values of context positions, per layer.
 
         Args:
-            target_hidden: the target's hidden states after ``target_layer_ids``, concatenated:
-                [rows, n, ids * hidden].
+            target_hidden: from :func:`context_features`, [rows, n, ids * hidden].
             positions: int64 [rows, n].
         """
         context = self.hidden_norm(self.fc(target_hidden))
@@ -224,12 +216,11 @@ class Drafter(nn.Module):
     def forward(
         self, block: Tensor, positions: Tensor, context: list[KeyValue], masks: list[Tensor], width: int
     ) -> Tensor:
-        """Hidden states for the target's LM head, [rows, n, hidden].
+        """Return hidden states for the target's LM head, [rows, n, hidden].
 
         Args:
-            block: the target's embeddings of anchor and masks, [rows, n, hidden]; n may be several blocks.
+            block: the target's embeddings of one or more blocks, [rows, n, hidden].
             positions: int64 [rows, n].
-            context: from ``context_key_values``, per layer.
             masks: per layer, bool [rows, 1, n, context + n], True if visible.
             width: positions of a block.
         """
@@ -238,7 +229,7 @@ class Drafter(nn.Module):
         return self.norm(block)
 
     def choose(self, anchors: Tensor, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft a token for each mask, and its lead over the second choice; as :meth:`Selector.walk`."""
+        """Draft a token per mask, with its lead over the second choice, as :meth:`Selector.walk`."""
         if self.candidate_selector is not None:
             return self.candidate_selector.walk(anchors, hidden, logits)
         first, second = logits.float().topk(2).values.unbind(-1)
@@ -246,9 +237,8 @@ class Drafter(nn.Module):
 
 
 def context_features(hidden_states: tuple[Tensor, ...], target_layer_ids: tuple[int, ...]) -> Tensor:
-    """What a drafter reads of its target: hidden states *after* the named 0-based layers, concatenated.
+    """Concatenate the hidden states *after* the named 0-based layers, the drafter's input.
 
-    ``hidden_states`` is transformers' tuple, whose entry 0 is the embedding, hence the + 1. (Its last entry is
-    after the final norm, so the last layer cannot be named.)
+    Entry 0 of ``hidden_states`` is the embedding. The last is after the final norm, so the last layer cannot be named.
     """
     return torch.cat([hidden_states[i + 1] for i in target_layer_ids], dim=-1)

@@ -18,13 +18,13 @@ from sglang_dflash_lab.train.rows import Weighted, packed_rows
 from sglang_dflash_lab.train.target_training import autocast
 
 BLOCK_SIZE = 16
-# Drawn per block. Hiding the tail makes one drafter usable at each width.
+# A hidden tail makes one drafter usable at each width.
 VISIBLE_BLOCK_SIZES = torch.tensor([16, 16, 16, 8, 4])
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks cut from rows: anchors and widths [rows, n], tokens and learnable [rows, n, BLOCK_SIZE]."""
+    """Blocks of rows: anchors and widths [rows, n], tokens and learnable [rows, n, BLOCK_SIZE]."""
 
     anchors: Tensor
     tokens: Tensor
@@ -33,7 +33,7 @@ class Blocks:
 
 
 def cut_blocks(ids: Tensor, weights: Tensor, n: int, generator: torch.Generator, width: int | None = None) -> Blocks:
-    """Draw ``n`` anchors per row inside the answers; their blocks teach up to the answer's end.
+    """Draw ``n`` anchors per row inside the answers; tokens after an answer's end are not learnable.
 
     Args:
         ids: int64 [rows, length].
@@ -48,15 +48,15 @@ def cut_blocks(ids: Tensor, weights: Tensor, n: int, generator: torch.Generator,
     widths = VISIBLE_BLOCK_SIZES[torch.randint(len(VISIBLE_BLOCK_SIZES), anchors.shape, generator=generator)]
     widths = widths if width is None else torch.full_like(widths, width)
     learnable = in_answer.cumprod(-1).bool() & (torch.arange(BLOCK_SIZE) < widths[:, :, None])
-    learnable[:, :, 0] = False  # the anchor is given
+    learnable[:, :, 0] = False
     return Blocks(anchors, tokens, learnable, widths)
 
 
 def block_masks(config: DrafterConfig, blocks: Blocks, length: int) -> list[Tensor]:
-    """Per layer, bool [rows, 1, n * B, length + n * B]: a block sees the context before it, and itself."""
+    """Return per layer a bool mask [rows, 1, n * B, length + n * B]: a block reads its context and itself."""
     rows, n = blocks.anchors.shape
     offsets, context = torch.arange(BLOCK_SIZE), torch.arange(length)
-    start = blocks.anchors[:, :, None, None]  # [rows, n, 1, 1], as the shapes below
+    start = blocks.anchors[:, :, None, None]  # [rows, n, 1, 1], as below
     query = start + offsets[:, None]
     own = blocks.anchors[:, :, None] + offsets
     key = torch.cat((context.expand(rows, length), own.flatten(1)), dim=1)[:, None, None]
@@ -70,18 +70,18 @@ def block_masks(config: DrafterConfig, blocks: Blocks, length: int) -> list[Tens
 
 ANCHORS_PER_ROW = {256: 24, 2048: 96}
 ROWS = {256: 12, 2048: 2}
-LONG_SHARE = 0.2  # of the steps: rows of 2048 tokens, for drafting at late positions
-# Later positions of a block are reached less often, so they count less: exp(-(k - 1) / LOSS_DECAY) at k.
+LONG_SHARE = 0.2  # rows of 2048 tokens, for late positions
+# Later positions are reached less often.
 LOSS_DECAY = 7.0
 
 
 @dataclass(frozen=True)
 class DrafterRecipe:
-    """What distinguishes a kind of drafter.
+    """Parameters of a kind of drafter.
 
     Attributes:
         start_from: the kind whose weights it starts from.
-        of_stage: trained for the target as it was after this stage of its training, instead of the last.
+        of_stage: train for the target of this stage instead of the last.
     """
 
     layer_types: tuple[str, ...]
@@ -98,7 +98,6 @@ class DrafterRecipe:
 RECIPES = {
     "good": DrafterRecipe((FULL, FULL), 600),
     "weak": DrafterRecipe((FULL,), 220),
-    # The sliding ones start from the good one's weights: only the attention mask changes.
     "swa": DrafterRecipe((SLIDING, SLIDING), 600, sliding_window=128, start_from="good"),
     "interleaved": DrafterRecipe((SLIDING, SLIDING, FULL), 600, sliding_window=128, start_from="good"),
     "mismatched": DrafterRecipe((FULL, FULL), 700, of_stage=1),
@@ -109,7 +108,7 @@ RECIPES = {
 
 
 def drafter_config(recipe: DrafterRecipe, target: transformers.PreTrainedModel, mask_token_id: int) -> DrafterConfig:
-    """A drafter for ``target``; reads an early layer, a middle one and the deepest that can be captured."""
+    """Return a drafter for ``target`` that reads an early layer, a middle one and the last but one."""
     t = target.config
     layers = t.num_hidden_layers
     return DrafterConfig(
@@ -146,16 +145,14 @@ def train_drafter(
     steps: int | None = None,
     start: Path | None = None,
 ) -> None:
-    """Train one kind of drafter for the target in ``target_folder``.
+    """Train one kind of drafter (of ``RECIPES``) for the target in ``target_folder``.
 
-    The log's validation figure is the accept length, teacher-forced at block 16, on answers kept apart.
+    The log's validation figure is the teacher-forced accept length at block size 16 on kept answers.
 
     Args:
-        kind: one of ``RECIPES``.
-        out: gets weights, configuration and provenance.
-        work: checkpoints and the target's answers; an interrupted training continues from them.
-        steps: instead of the recipe's.
-        start: a drafter of the same widths whose layers the new one starts from; layers it lacks start afresh.
+        work: checkpoints and the target's answers, for resuming.
+        steps: replaces the recipe's number.
+        start: a drafter of the same widths to start from; layers it lacks are initialised.
     """
     recipe = RECIPES[kind] if steps is None else replace(RECIPES[kind], steps=steps)
     data_file = work / "target-output.pt"
@@ -202,7 +199,6 @@ def train_drafter(
 
 
 def block_loss(drafter: Drafter, hidden: Tensor, logits: Tensor, blocks: Blocks) -> Tensor:
-    """The loss of the learnable tokens, from :func:`block_outputs`; earlier positions of a block weigh more."""
     device = hidden.device
     chosen = blocks.learnable.flatten(1).to(device)
     hidden, logits = hidden[chosen].float(), logits[chosen].float()
@@ -223,7 +219,7 @@ def block_outputs(
     blocks: Blocks,
     features: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The drafter's hidden states and logits of the blocks of the rows ``ids`` [rows, length], [rows, n * B, ...].
+    """Return the drafter's hidden states and logits [rows, n * B, ...] of blocks of ``ids`` [rows, length].
 
     ``features`` are those of :func:`context_features`; None computes them.
     """

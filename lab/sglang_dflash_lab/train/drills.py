@@ -1,4 +1,4 @@
-"""Training only: words to copy and sums to work out, nearly nothing else, so that the model learns both earlier."""
+"""Training-only tasks: words to copy and sums, so that the model learns both earlier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ _CLASSES = {
 
 
 def draw_words(rng: Random) -> Example:
-    """Random words to repeat or to sort into a record: a small model learns to copy a question's words last."""
     classes = rng.sample(tuple(_CLASSES), rng.randint(4, 8))
     drawn = {name: rng.choice(_CLASSES[name]) for name in classes}
     salad = " ".join(drawn.values())
@@ -39,7 +38,7 @@ def draw_words(rng: Random) -> Example:
 
 
 def draw_sums(rng: Random) -> Example:
-    """Sums without a story: nearly every token of the answer needs arithmetic, as few of the math task's do."""
+    """Return sums without a story, so that nearly every answer token needs arithmetic."""
     sums = [_sum(rng) for _ in range(rng.randint(6, 12))]
     asked = ", ".join(left for left, _ in sums)
     answer = "\n".join(f"{left} = {result}" for left, result in sums)
@@ -47,7 +46,6 @@ def draw_sums(rng: Random) -> Example:
 
 
 def _sum(rng: Random) -> tuple[str, int]:
-    """The expression and its result, both within the range of the math task."""
     kind = rng.choice("++--*")
     if kind == "*":
         a, b = rng.randint(2, 6), rng.randint(2, 9)

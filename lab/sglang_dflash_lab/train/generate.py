@@ -1,4 +1,4 @@
-"""Greedy answers of a target to many prompts at once: training data for drafters, and accuracy."""
+"""Batched greedy answers of a target, for drafter training and accuracy."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ Chat = list[dict[str, str]]
 def greedy_answers(
     model: transformers.PreTrainedModel, prompts: list[list[int]], max_new_tokens: int = 200, batch_size: int = 96
 ) -> list[list[int]]:
-    """The greedy continuation of each prompt, in the order of the prompts, up to and including the end token.
+    """Return the greedy continuation of each prompt (token ids), up to and including the end token.
 
     Args:
-        prompts: token ids.
         max_new_tokens: longest continuation, tokens.
     """
     eos, pad = model.config.eos_token_id, model.config.pad_token_id
@@ -38,7 +37,7 @@ def greedy_answers(
             attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in padding], device=model.device),
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            repetition_penalty=1.0,  # the target's generation_config may say otherwise
+            repetition_penalty=1.0,  # overrides the target's generation_config
             eos_token_id=eos,
             pad_token_id=pad,
         )
@@ -48,14 +47,14 @@ def greedy_answers(
 
 
 def corpus_prompts(seed: int, n: int = CONVERSATIONS) -> list[tuple[Chat, bool]]:
-    """Chats of the train split, each with whether the target shall think before it answers."""
+    """Return chats of the train split, each with its thinking switch."""
     rng = Random(f"drafter/{seed}")
     drawn = (training_conversation(rng, rng.choices((256, 2048), (0.8, 0.2))[0]) for _ in range(n))
     return [(conversation.messages(), conversation.thinking) for conversation in drawn]
 
 
 def target_output(target_folder: Path, chats: list[tuple[Chat, bool]], device: str) -> list[Weighted]:
-    """The chats with the target's greedy answers as token ids, weight 1.0 on the answers."""
+    """Return the chats with the target's greedy answers as token ids, weight 1.0 on answers."""
     tokenizer = load_tokenizer(target_folder)
     texts = [
         tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)

@@ -1,4 +1,4 @@
-"""transformers, importable with a CPU build of PyTorch (see :mod:`sglang_dflash_cpu.torchvision_import`)."""
+"""transformers, importable with a CPU build of PyTorch (:mod:`sglang_dflash_cpu.torchvision_import`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ __all__ = ["Qwen3MLP", "Qwen3RMSNorm", "load_model", "load_tokenizer", "transfor
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> transformers.PreTrainedModel:
-    """The causal LM in ``folder``, in evaluation mode."""
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 

@@ -1,4 +1,4 @@
-"""The training loop of targets and drafters (Muon and AdamW, checkpoints, resume, loss log), and models' provenance."""
+"""Training loop of targets and drafters, and provenance of models."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from tqdm import tqdm
 from sglang_dflash_lab.bench.provenance import collect, describe_hardware
 
 WARMUP_STEPS = 30
-ADAM = ("embed", "lm_head", "conv1d", "codebook", "base_kernel")  # tables and filters: no linear maps, so not for Muon
+ADAM = ("embed", "lm_head", "conv1d", "codebook", "base_kernel")  # lookup tables and filters: not for Muon
 DECAY_SHARE = 0.5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalised by Newton-Schulz steps (Jordan et al., 2024), for tensors [..., rows, columns].
+    """Momentum orthogonalised by Newton-Schulz steps (Jordan et al., 2024) for tensors [..., rows, columns].
 
-    ``torch.optim.Muon`` takes 2-D parameters only; the fused experts of a mixture are 3-D. Matrices of one
-    shape are orthogonalised together, which on a CPU costs a fraction of doing them one by one.
+    torch's Muon takes 2-D parameters only.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
@@ -50,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest matrix with singular values about 1, of each [..., rows, columns]."""
+    """Return the nearest matrices with singular values of about 1, [..., rows, columns]."""
     a, b, c = 3.4445, -4.7750, 2.0315  # quintic iteration coefficients of the Muon paper
     x = matrices.bfloat16()
     wide = x.shape[-2] <= x.shape[-1]
@@ -63,7 +62,7 @@ def _orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Optimizers:
-    """The two optimizers of a model with the schedule: warm-up, constant, linear decay over the last half."""
+    """Both optimizers of a model: warm-up, constant rate, linear decay over the last half."""
 
     def __init__(self, model: nn.Module, steps: int, lr: float = 0.02, adam_lr: float = 3e-3) -> None:
         matrices: list[nn.Parameter] = []
@@ -78,7 +77,6 @@ class Optimizers:
         ]
 
     def step(self, i: int) -> None:
-        """Apply the gradients of step ``i`` of ``steps`` and clear them."""
         scale = min((i + 1) / WARMUP_STEPS, 1.0, (self.steps - i) / (self.steps * DECAY_SHARE))
         for optimizer, lr in self._all:
             for group in optimizer.param_groups:
@@ -100,7 +98,7 @@ CHECKPOINT_EVERY = 4 * LOG_EVERY  # a checkpoint's step is that of its last log 
 
 @dataclass
 class LogEntry:
-    """Step, mean training loss since the last entry, validation figure (defined by the caller), minutes."""
+    """Step, mean training loss since the last entry, the caller's validation figure, minutes."""
 
     step: int
     loss: float
@@ -116,10 +114,9 @@ def train(
     folder: Path,
     lr: float = 0.02,
 ) -> list[LogEntry]:
-    """Train ``model`` in place for ``steps`` steps and return the log.
+    """Train ``model`` in place and return the log; resume from a checkpoint in ``folder``.
 
-    A checkpoint lies in ``folder``; when it exists, training continues from it. ``loss_of_step(i)`` must depend
-    on ``i`` and the model only, so that a resumed run sees the batches that an unbroken one would have seen.
+    ``loss_of_step(i)`` must depend on ``i`` and the model only, so that a resumed run has the same batches.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
@@ -158,7 +155,6 @@ PROVENANCE = "provenance.json"
 
 
 def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: str, recipe: dict[str, Any]) -> None:
-    """Write the file; ``validation`` names the log's validation figure, ``recipe`` holds the training's parameters."""
     run = collect(recipe)
     _write(
         folder,
@@ -177,7 +173,6 @@ def write_provenance(folder: Path, seed: int, log: list[LogEntry], validation: s
 
 
 def add_measurement(folder: Path, key: str, table: dict[str, Any]) -> None:
-    """Add a table of ``measure``, with the command that produced it."""
     _write(folder, read_provenance(folder) | {key: table, f"{key}_command": collect({})["command"]})
 
 

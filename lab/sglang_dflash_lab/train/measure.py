@@ -1,4 +1,4 @@
-"""Figures of a pair on held-out prompts: the target's accuracy, the drafter's accept lengths."""
+"""A pair's figures on held-out prompts: accuracy of the target, accept lengths of the drafter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 BLOCK_SIZES = (4, 8, 16)
 MAX_NEW_TOKENS = 160
 SEED = 1
-LONG_SHARE = 3  # in the accept table, of each task: one ``document`` prompt, up to 1,500 tokens, for so many others
+LONG_SHARE = 3  # other prompts per ``document`` prompt (up to 1,500 tokens) of a task
 
 
 def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
@@ -24,7 +24,7 @@ def prompt_ids(tokenizer: transformers.PreTrainedTokenizerFast, prompt: Prompt) 
 
 
 def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Return, per task, the prompts and the share answered correctly: held-out, all shapes, greedy, fp32."""
+    """Return per task the prompts and the share of correct answers: held-out, all shapes, greedy, fp32."""
     tokenizer, model = load_tokenizer(target), load_model(target, device=device)
     table: dict[str, dict[str, Any]] = {}
     for task in TASKS:
@@ -38,10 +38,10 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
 
 
 def measure_accept_lengths(target: Path, drafter: Path, n: int, device: str = "cpu") -> dict[str, dict[str, Any]]:
-    """Return, per task, the mean accept length per block size, the runs, and how many differ from plain greedy output.
+    """Return per task the accept length by block size, the runs, and those that differ from plain decoding.
 
-    Held-out prompts per task: ``n`` of all shapes and ``n // LONG_SHARE`` documents; reference decoder, greedy, fp32.
-    The mean is output tokens after the first, over verify steps, pooled over the prompts.
+    Greedy, fp32, ``n`` prompts of all shapes and ``n // LONG_SHARE`` documents. Accept length: output tokens after the
+    first over verify steps, pooled.
     """
     decoder = ReferenceDecoder.load(target, drafter, device=device)
     tokenizer = load_tokenizer(target)

@@ -1,4 +1,4 @@
-"""Train a whole pair: tokenizer, target, the target's output, drafters, figures. Every part resumes."""
+"""Train a whole pair: tokenizer, target, drafters, figures. Every part resumes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def train_pair(
     """Train the named pair into ``out``/target and ``out``/drafter-KIND.
 
     Args:
-        work: checkpoints, tokenizer and generated data; a part whose result is in ``out`` is not trained again.
-        steps: of the target and of each drafter instead of the recipe's, for a quick trial.
+        work: checkpoints, tokenizer and generated data; parts in ``out`` are not trained again.
+        steps: of each stage and drafter, replaces the recipe's, for a trial.
         kinds: drafters to train, of ``drafter_kinds(name)``.
-        measure: also measure accuracy and accept lengths, which takes about as long as training a drafter.
     """
     target = out / "target"
     if not (target / "provenance.json").exists():

@@ -1,7 +1,6 @@
-"""DFLASH chain decoding in plain PyTorch and transformers: the oracle of the engine tests.
+"""DFLASH chain decoding in plain PyTorch and transformers: the reference of the engine tests.
 
-One greedy request, no batching, no paging, nothing clever: dense and hybrid targets, one width, a draft window over the
-drafter's full-attention layers, sliding-attention drafters.
+It decodes one greedy request without batching or paging.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state,
 
 
 class TargetRun:
-    """A target with its cache: appends tokens, and can go back to a mark."""
-
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         self.model = model
         self.cache = transformers.DynamicCache(config=model.config)
@@ -29,7 +26,7 @@ class TargetRun:
 
     @torch.no_grad()
     def append(self, tokens: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """-> logits fp32 [n, vocabulary] and transformers' tuple of hidden states, each [1, n, hidden]."""
+        """Return logits fp32 [n, vocabulary] and transformers' tuple of hidden states, each [1, n, hidden]."""
         device = self.model.device
         out = self.model.model(
             input_ids=torch.tensor([list(tokens)], device=device),
@@ -42,7 +39,7 @@ class TargetRun:
         return self.model.lm_head(out.last_hidden_state)[0].float(), out.hidden_states
 
     def recurrent_state(self) -> RecurrentState:
-        """A copy of the state of every linear-attention layer; empty for a dense target."""
+        """Copy the state of every linear-attention layer; empty for a dense target."""
         return {
             i: (layer.conv_states[0].clone(), layer.recurrent_states[0].clone())
             for i, layer in enumerate(self.cache.layers)
@@ -55,11 +52,7 @@ class TargetRun:
             self.cache.layers[i].recurrent_states[0].copy_(recurrent)
 
     def rewind(self, length: int, state: RecurrentState) -> None:
-        """Back to ``length`` tokens, whose recurrent state was ``state``.
-
-        Keys and values of rejected tokens can be cut off; a recurrent state has absorbed them and cannot be
-        un-absorbed (transformers' ``Cache.crop`` does not try), hence the copy from before.
-        """
+        """Return to ``length`` tokens with recurrent state ``state``, which ``Cache.crop`` cannot restore."""
         for i, layer in enumerate(self.cache.layers):
             if i not in state and length < self.length:
                 layer.crop(length - self.length)
@@ -68,9 +61,7 @@ class TargetRun:
 
 
 class DrafterRun:
-    """A drafter with the keys and values of its context."""
-
-    input_scale = 1.0  # of the block's embeddings; tests of a drafter that states one set it
+    input_scale = 1.0  # of the block's embeddings; tests set it
 
     def __init__(
         self, drafter: Drafter, target: transformers.PreTrainedModel, draft_window: int | None, page: int = 1
@@ -81,7 +72,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def inject(self, hidden_states: tuple[Tensor, ...], n: int) -> None:
-        """Append the context of the target's first ``n`` newly committed positions."""
+        """Append the context of the first ``n`` newly committed positions."""
         features = context_features(hidden_states, self.drafter.config.target_layer_ids)[:, :n]
         positions = torch.arange(self.length, self.length + n, device=features.device)[None]
         new = self.drafter.context_key_values(features, positions)
@@ -94,7 +85,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def block_hidden(self, anchor: int, width: int) -> Tensor:
-        """The drafter's hidden states for the block of ``anchor`` and ``width`` - 1 masks, [width, hidden]."""
+        """Return hidden states [width, hidden] of the block of ``anchor`` and masks."""
         c, device = self.drafter.config, self.target.device
         tokens = torch.tensor([[anchor] + [c.mask_token_id] * (width - 1)], device=device)
         positions = torch.arange(self.length, self.length + width, device=device)
@@ -112,7 +103,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def propose(self, anchor: int, width: int) -> tuple[list[int], Tensor]:
-        """A token for each of the ``width`` - 1 positions after ``anchor``; and its lead over the second choice."""
+        """Return a draft per position after ``anchor``, width - 1 of them, and its lead over the second choice."""
         if width == 1:
             return [], torch.empty(0, device=self.target.device)
         hidden = self.block_hidden(anchor, width)[None, 1:]
@@ -121,7 +112,6 @@ class DrafterRun:
         return tokens[0].tolist(), leads[0]
 
     def draft(self, anchor: int, width: int) -> list[int]:
-        """A proposal for each position after ``anchor``."""
         return self.propose(anchor, width)[0]
 
 
@@ -130,10 +120,9 @@ class Step:
     """One draft-and-verify step.
 
     Attributes:
-        drafted: the proposals, width - 1 of them.
-        accept_length: accepted proposals plus the bonus token; at least 1. Not cut at the end token.
-        lead: by how much the likeliest token leads the second at the closest of the choices that made the accept
-            length, in logits.
+        drafted: the drafts, width - 1 of them.
+        accept_length: accepted drafts plus the bonus token, not cut at the end token.
+        lead: smallest lead of a best token over the second, in logits, among the choices of the accept length.
     """
 
     drafted: tuple[int, ...]
@@ -143,7 +132,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Output tokens, up to and including the end token, and the steps that made all but the first of them."""
+    """Output tokens up to and including the end token, and the steps that made all but the first."""
 
     tokens: list[int]
     steps: list[Step]
@@ -154,8 +143,6 @@ class Decoded:
 
 
 class ReferenceDecoder:
-    """A target and a drafter that share its embedding and LM head."""
-
     def __init__(self, target: transformers.PreTrainedModel, drafter: Drafter) -> None:
         self.target, self.drafter = target, drafter
         self.eos = target.config.eos_token_id
@@ -167,7 +154,7 @@ class ReferenceDecoder:
         return cls(load_model(target, dtype, device), Drafter.load(drafter, dtype).to(device))
 
     def plain(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The target's own greedy output, one token at a time, up to and including the end token."""
+        """Return the target's own greedy output, with the end token."""
         run = TargetRun(self.target)
         tokens = [int(run.append(prompt)[0][-1].argmax())]
         while tokens[-1] != self.eos and len(tokens) < max_new_tokens:
@@ -182,12 +169,12 @@ class ReferenceDecoder:
         draft_window: int | None = None,
         page: int = 1,
     ) -> Decoded:
-        """Greedy chain decoding of one prompt.
+        """Decode one prompt with greedy chain drafting.
 
         Args:
             width: positions verified per step including the anchor, 1 .. block size.
-            draft_window: how many context positions the drafter's full-attention layers see; None for all.
-            page: the window begins at a multiple of this, with up to ``page`` - 1 positions more.
+            draft_window: context positions that full-attention layers of the drafter read; None for all.
+            page: the window begins at a multiple of this, up to ``page`` - 1 positions earlier.
         """
         target = TargetRun(self.target)
         drafter = DrafterRun(self.drafter, self.target, draft_window, page)
@@ -202,7 +189,7 @@ class ReferenceDecoder:
             logits, hidden = target.append(block)
             best = logits.argmax(-1).tolist()
             agreeing = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
-            new = best[: agreeing + 1]  # the accepted proposals and the bonus token
+            new = best[: agreeing + 1]  # accepted drafts and the bonus token
             if len(new) < len(block):
                 target.rewind(length, state)
                 target.append(block[: len(new)])

@@ -1,7 +1,6 @@
-"""An online trainer's loop: roll out, train the drafter on the states that the server returned, update it, continue.
+"""An online trainer's loop: roll out, train the drafter on the returned states, update the server.
 
-``python -m sglang_dflash_lab.train.rollouts PAIR`` serves a tiny pair with its ``noisy`` drafter and prints a line per
-round. Every third round the target moves too, as a policy's optimiser would move it.
+``python -m sglang_dflash_lab.train.rollouts PAIR`` prints a line per round. Every third round also changes the target.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from sglang_dflash_lab.train.hf import load_model, load_tokenizer
 from sglang_dflash_lab.train.loop import WARMUP_STEPS, Optimizers
 from sglang_dflash_lab.train.measure import prompt_ids
 
-# States of cached prefixes do not exist, so nothing is cached. In exact mode seeded text is plain decoding's.
+# Cached prefixes have no states, so nothing is cached. In exact mode seeded text equals plain decoding's.
 SERVER = (
     *("--dtype", "bfloat16", "--skip-tokenizer-init", "--disable-radix-cache", "--max-running-requests", "16"),
     *("--return-hidden-states-mode", "full", "--enable-deterministic-inference"),
 )
 NEW_TOKENS, ANCHORS = 48, 24
-NOISE = 0.1  # of a move of the target, in standard deviations of each matrix
+NOISE = 0.1  # of a change of the target, in standard deviations
 
 
 class Rollouts(NamedTuple):
-    """Answers to all prompts: new tokens, their log-probabilities, states [tokens, K * H], tokens per verify step."""
+    """Answers: new tokens, log-probabilities, states [tokens, K * H], tokens per verify step."""
 
     tokens: list[list[int]]
     log_probabilities: list[list[float]]
@@ -58,7 +57,7 @@ class Loop:
         self._prompts = [prompt_ids(tokenizer, prompt) for prompt in asked]
 
     def roll_out(self, seed: int, url: str | None = None) -> Rollouts:
-        """Send every prompt, each with its own seed; a server without speculation returns its last layer's states."""
+        """Send every prompt with its own seed; without speculation, states are the last layer's."""
         params = [
             {"temperature": 0.7, "sampling_seed": 1000 * seed + i, "max_new_tokens": NEW_TOKENS}
             | {"custom_params": {"hidden_states": "target_layers"}}
@@ -76,11 +75,11 @@ class Loop:
         )
 
     def train(self, found: Rollouts) -> float:
-        """Train the drafter on rollouts and return the last loss; the states are the drafter's input as served."""
+        """Train the drafter on rollouts, whose states are its input; return the last loss."""
         texts = list(zip(self._prompts, found.tokens, strict=True))
         ids = pad_sequence([torch.tensor(prompt + answer) for prompt, answer in texts], batch_first=True)
         weights = [torch.tensor([0.0] * len(prompt) + [1.0] * len(answer)) for prompt, answer in texts]
-        # The last token was never an input, so it has no states; no block starts after it.
+        # The last token was never an input, so it has no states.
         features = pad_sequence([nn.functional.pad(each, (0, 0, 0, 1)) for each in found.states], batch_first=True)
         loss = torch.zeros(())
         for _ in range(self._steps):
@@ -94,7 +93,6 @@ class Loop:
         return loss.item()
 
     def move_target(self, seed: int) -> None:
-        """Add noise to the target's matrices."""
         generator = torch.Generator().manual_seed(seed)
         for tensor in self._target.state_dict().values():
             if tensor.dim() == 2:
@@ -102,7 +100,7 @@ class Loop:
 
     def update(self, model: str, version: str) -> None:
         """Send the weights of ``"target"`` or ``"draft"``."""
-        torch.multiprocessing.set_sharing_strategy("file_system")  # tensors travel in shared memory, by name
+        torch.multiprocessing.set_sharing_strategy("file_system")  # shared memory by name
         module, urls = (self._target, self._urls) if model == "target" else (self._drafter, self._urls[:1])
         tensors = [(name, tensor.detach().bfloat16()) for name, tensor in module.state_dict().items()]
         for url in urls:
@@ -143,5 +141,5 @@ def main(
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # these models are too small for more
+    torch.set_num_threads(1)  # more threads slow these small models down
     typer.run(main)

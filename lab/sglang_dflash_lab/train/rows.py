@@ -1,4 +1,4 @@
-"""Conversations as token rows: encoding that equals the chat template, loss weights, and packing."""
+"""Conversations as token rows: encoding, loss weights and packing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from sglang_dflash_lab.train.hf import transformers
 
 _TRAINING_ONLY = {"drill": draw_words, "sums": draw_sums}
 BALANCED = {"math": 0.30, "code": 0.16, "json": 0.34, "chat": 0.20}
-# More copying of a question's words, which is learned late.
+# More copying, which is learned late.
 COPYING = {"math": 0.15, "code": 0.08, "json": 0.27, "chat": 0.22, "drill": 0.28}
 # More sums: carrying and borrowing are learned last.
 ARITHMETIC = {"math": 0.36, "code": 0.08, "json": 0.18, "chat": 0.14, "drill": 0.04, "sums": 0.20}
 EVEN = {"math": 0.25, "code": 0.25, "json": 0.25, "chat": 0.25}
 THINKING_SHARE = 0.12
-PROMPT_WEIGHT = 0.1  # questions carry few learnable bits, but some: names and numbers are copied from them
+PROMPT_WEIGHT = 0.1  # small, because questions have few learnable tokens
 IGNORE = 0.0
 
 Weighted = tuple[list[int], list[float]]
 
 
 class ConversationEncoder:
-    """Token ids and loss weights of a conversation, equal to what the chat template renders."""
-
     def __init__(self, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         self.pad = int(tokenizer.pad_token_id)
 
     def encode(self, conversation: Conversation) -> Weighted:
-        """-> ids and weights, 1.0 on answers, ``PROMPT_WEIGHT`` elsewhere, up to the last ``<|im_end|>``."""
+        """Return ids and weights (1.0 on answers, else ``PROMPT_WEIGHT``) up to the last ``<|im_end|>``."""
         pieces: list[tuple[str, float]] = []
         for message in conversation.messages():
             answered = message["role"] == "assistant"
@@ -54,7 +52,6 @@ class ConversationEncoder:
 
 
 def training_conversation(rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED) -> Conversation:
-    """A training conversation; long documents only if a row of ``row_length`` tokens has room for them."""
     shape = rng.choices(SHAPES, (0.70, 0.12, 0.18) if row_length >= 1024 else (0.90, 0.10, 0.0))[0]
     tasks, weights = tuple(task_weights), tuple(task_weights.values())
     return draw_conversation(
@@ -63,7 +60,6 @@ def training_conversation(rng: Random, row_length: int, task_weights: dict[str, 
 
 
 def _draw(task: str, rng: Random) -> Example:
-    """One question of the train split; ``drill`` and ``sums`` are for training only."""
     drawn = _TRAINING_ONLY.get(task)
     while True:
         example = draw(task, "train", rng) if drawn is None else drawn(rng)
@@ -72,9 +68,7 @@ def _draw(task: str, rng: Random) -> Example:
 
 
 def pack(items: list[Weighted], length: int, pad: int) -> tuple[Tensor, Tensor]:
-    """First-fit packing, every row starting with a fresh item; items longer than a row are dropped.
-
-    Several conversations in a row are what a long chat looks like, so long rows also teach long prompts.
+    """Pack items first-fit; drop items longer than a row.
 
     Returns:
         ids int64 [rows, length] and weights float32 [rows, length], 0 on padding.
@@ -100,7 +94,7 @@ def pack(items: list[Weighted], length: int, pad: int) -> tuple[Tensor, Tensor]:
 def packed_rows(
     next_item: Callable[[], Weighted], rows: int, length: int, pad: int, spare: int
 ) -> tuple[Tensor, Tensor]:
-    """``rows`` rows of ``length`` tokens, packed from items that would fill ``spare`` rows more; see :func:`pack`."""
+    """Return packed ``rows`` of ``length`` tokens from items that would fill ``spare`` more; see :func:`pack`."""
     items: list[Weighted] = []
     tokens = 0
     while tokens < (rows + spare) * length:
@@ -114,8 +108,6 @@ def packed_rows(
 def training_rows(
     encoder: ConversationEncoder, rng: Random, rows: int, length: int, task_weights: dict[str, float] = BALANCED
 ) -> tuple[Tensor, Tensor]:
-    """Rows of fresh training conversations; see :func:`packed_rows`."""
-
     def next_item() -> Weighted:
         return encoder.encode(training_conversation(rng, length, task_weights))
 

@@ -1,4 +1,4 @@
-"""Train a target from nothing on the corpus."""
+"""Train a target from scratch on the corpus."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sglang_dflash_lab.train.hf import load_model, load_tokenizer, transformers
 from sglang_dflash_lab.train.loop import LogEntry, train
 from sglang_dflash_lab.train.rows import ARITHMETIC, BALANCED, COPYING, EVEN, ConversationEncoder, training_rows
 
-# Long rows are slow (attention is quadratic) and hold the same questions; they teach positions and distance.
+# Long rows teach positions and distance, and are slow.
 ROW_LENGTHS = (256, 512, 2048)
 ROW_LENGTH_SHARES = (0.5, 0.3, 0.2)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Optimizer steps with a learning-rate schedule of their own (peak ``lr``), and the share of each task."""
+    """Steps with their own learning-rate schedule (peak ``lr``), and the share of each task."""
 
     steps: int
     tokens_per_step: int
@@ -34,9 +34,8 @@ class Stage:
     lr: float = 0.02
 
 
-# The second stage is a restart: the model learns to copy the words of a question late and in jumps, and sooner with
-# small batches at a high rate than with a longer first stage. The stage of sums makes the code task worse; a last one
-# at a low rate, with the tasks in equal parts, repairs it.
+# The second stage restarts, which teaches copying sooner than a longer first stage. The last stage repairs the code
+# task, which the sums degrade.
 STAGES = {
     "tiny-hybrid": (
         Stage(1600, 4096, BALANCED),
@@ -47,12 +46,12 @@ STAGES = {
     "tiny-dense": (Stage(1800, 2048, COPYING), Stage(2000, 2048, ARITHMETIC)),
     "tiny-moe": (Stage(1200, 2048, COPYING), Stage(700, 2048, ARITHMETIC), Stage(300, 2048, EVEN, lr=0.006)),
 }
-# Sparse upcycling (Komatsuzaki et al., 2023): everything but the experts starts from a trained dense target.
+# Sparse upcycling (Komatsuzaki et al., 2023) from a trained dense target.
 START_FROM = {"tiny-moe": "tiny-hybrid"}
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 matrix products: five times the fp32 rate on a CPU with AVX512-BF16, and what a GPU wants."""
+    """Return bf16 autocast, five times as fast as fp32 on a CPU with AVX512-BF16."""
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
@@ -61,12 +60,11 @@ def train_target(
 ) -> list[LogEntry]:
     """Train the named pair's target and save it to ``out`` as bf16 safetensors with its tokenizer.
 
-    The target as it is after a stage is kept in ``run``/stage-N/target. The log's validation figure is the loss of
-    the answers in conversations that no step sees.
+    Each stage's target stays in ``run``/stage-N/target. The log's validation figure is the loss of unseen answers.
 
     Args:
-        run: folder of the stages' checkpoints; an interrupted training continues from them.
-        steps: of each stage, instead of the recipe's.
+        run: folder of the stages' checkpoints, for resuming.
+        steps: of each stage, replaces the recipe's.
     """
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(tokenizer_folder)
@@ -105,7 +103,6 @@ def train_target(
 
 
 def copy_matching(model: transformers.PreTrainedModel, folder: Path) -> None:
-    """Copy every parameter that the target in ``folder`` has under the same name and in the same shape."""
     own = model.state_dict()
     same = {
         name: p for name, p in load_model(folder).state_dict().items() if name in own and own[name].shape == p.shape
@@ -114,7 +111,7 @@ def copy_matching(model: transformers.PreTrainedModel, folder: Path) -> None:
 
 
 def next_token_loss(model: transformers.PreTrainedModel, ids: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross entropy of each next token; ids int64, weights float32, both [rows, length]."""
+    """Return the weighted mean cross entropy of next tokens; ids int64, weights float32, [rows, length]."""
     with autocast(ids.device):
         logits = model(input_ids=ids).logits[:, :-1]
     losses = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -125,7 +122,7 @@ def next_token_loss(model: transformers.PreTrainedModel, ids: Tensor, weights: T
 def save_target(
     model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerFast, out: Path
 ) -> None:
-    """Save in the form that transformers 5, transformers 4 and SGLang read."""
+    """Save in a form that transformers 4 and 5 and SGLang read."""
     model = copy.deepcopy(model).eval().to(device="cpu", dtype=torch.bfloat16)
     model.config.use_cache = True
     model.config.dtype = torch.bfloat16

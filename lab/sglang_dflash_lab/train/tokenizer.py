@@ -1,4 +1,4 @@
-"""The byte-level BPE that all tiny pairs share, and its chat template."""
+"""The byte-level BPE of all tiny pairs, and its chat template."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from sglang_dflash_lab.train.hf import transformers
 
 VOCAB_SIZE = 1024
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<think>", "</think>")
-# Qwen's split: each digit is a separate piece, which keeps arithmetic learnable.
+# Qwen's split: each digit is a piece, which keeps arithmetic learnable.
 SPLIT_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# As Qwen's: ChatML, earlier answers without their thoughts, and a switch for the last one. Thinking is off
-# unless requested (as in the small Qwen3.5 models), so that a bare prompt is answered directly.
+# ChatML as Qwen's: earlier answers without thoughts; thinking is off unless requested.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message.role + '\n' }}"
@@ -35,7 +34,6 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(folder: Path, seed: int = 0, documents: int = 6000) -> transformers.PreTrainedTokenizerFast:
-    """Train the tokenizer on ``documents`` training conversations and save it to ``folder`` in HF format."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

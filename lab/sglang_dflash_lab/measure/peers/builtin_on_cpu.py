@@ -1,7 +1,6 @@
-"""Corrections that let SGLang's own DFLASH worker run on the CPU platform, to be compared with ours.
+"""An SGLang plugin that lets SGLang's own DFLASH worker run on the CPU platform, for comparisons.
 
-An SGLang plugin that is found when its folder is on the ``PYTHONPATH`` of a ``builtin`` arm's server. Attention,
-recurrent states, KV pool and allocation come from the platform, which also serves our worker.
+It is active if its folder is on the ``PYTHONPATH`` of a ``builtin`` arm's server.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Entry point of group ``sglang.srt.plugins``; called in every process of the server."""
+    """Entry point of group ``sglang.srt.plugins``."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(
@@ -29,5 +28,5 @@ def embeddings_in_the_models_dtype(kwargs: dict[str, Any], runner: Any, forward_
 
 
 def rope_without_triton(_: None, attention: Any, *__: Any, **___: Any) -> None:
-    """Disable the Triton kernel for QK-norm and RoPE, which SGLang selects without checking the device."""
+    """Disable the Triton kernel for QK-norm and RoPE, which SGLang selects on every device."""
     attention.use_table_qk_norm_rope = False

@@ -1,4 +1,4 @@
-"""Synthetic prompts: four tasks, train and held-out disjoint by construction, deterministic, licence-free."""
+"""Synthetic, deterministic, licence-free prompts: four tasks, disjoint train and held-out splits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class Prompt:
 
     Attributes:
         task: of the last question.
-        shape: ``single``, ``turns`` or ``document``.
         messages: OpenAI chat messages, the last one the user's.
-        answer: one correct answer.
-        expected: what ``check`` compares with; JSON-able.
+        expected: JSON value that ``check`` compares with.
     """
 
     task: str
@@ -37,12 +35,10 @@ class Prompt:
     expected: Any
 
     def check(self, answer_text: str) -> bool:
-        """Return whether ``answer_text`` answers the last question; text before ``</think>`` is ignored."""
         return check(self.task, self.expected, answer_text)
 
 
 def draw(task: str, split: str, rng: Random) -> Example:
-    """Return a question whose parameters belong to ``split``."""
     while True:
         example: Example = _TASK_MODULES[task].draw(rng)
         if example.split == split:
@@ -50,7 +46,7 @@ def draw(task: str, split: str, rng: Random) -> Example:
 
 
 def check(task: str, expected: Any, answer_text: str) -> bool:
-    """Return whether ``answer_text`` answers a question of ``task`` with this ``expected``."""
+    """Return whether ``answer_text``, without its thinking, answers a question of ``task``."""
     return bool(_TASK_MODULES[task].check(expected, answer_text.rpartition("</think>")[2].strip()))
 
 
@@ -58,9 +54,9 @@ def prompts(task: str, split: str = "heldout", n: int = 8, seed: int = 0, shape:
     """Return ``n`` prompts, the same for the same arguments; a longer list starts with the shorter one.
 
     Args:
-        task: one of ``TASKS``; earlier turns of a longer conversation may be of any task.
-        split: ``train`` or ``heldout``, for every turn.
-        shape: one of ``SHAPES``, or None for half single, a quarter each of the longer ones.
+        task: of the last question.
+        split: of every turn.
+        shape: one of ``SHAPES``; None: half single, a quarter each of the others.
 
     Raises:
         DFlashError: an unknown task, split or shape.

@@ -1,4 +1,4 @@
-"""Open questions, answered in a few sentences; several wordings are right, so the check looks for facts."""
+"""Open questions with answers of a few sentences, checked for the question's facts."""
 
 from __future__ import annotations
 
@@ -84,5 +84,4 @@ def _compare(rng: Random) -> Example:
 
 
 def check(expected: Any, text: str) -> bool:
-    """True if the answer names every fact of the question and ends as a sentence."""
     return all(word in text for word in expected) and text.rstrip().endswith((".", "!"))

@@ -1,4 +1,4 @@
-"""Small Python functions over a list of numbers: filter, map, reduce. Checked by running them."""
+"""Small Python functions over a list of numbers (filter, map, reduce), checked by running them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_dflash_lab.pairs.corpus.conversation import Example
 
-# Part of the function's name, its words, and its condition or value, of filters and of maps.
+# Name part, wording, and condition or value, of filters and of maps.
 _FILTERS = (
     ("all", "numbers", ""),
     ("even", "even numbers", "n % 2 == 0"),
@@ -31,7 +31,7 @@ _MAPS = (
     ("times{m}", "results of multiplying by {m} the ", "n * {m}"),
 )
 _BEST = "value = {value}\nif best is None or value ? best:\n    best = value"
-# Noun, the loop's start and update, and the one-line form. Python has no builtin for a product.
+# Noun, the loop's start and update, one-line form (None for a product).
 _REDUCES: dict[str, tuple[str, str, str, str | None]] = {
     "sum": ("sum", "total = 0", "total += {value}", "sum({items})"),
     "count": ("number", "count = 0", "count += 1", "len([{items}])"),
@@ -89,10 +89,7 @@ def draw(rng: Random) -> Example:
 
 
 def _run(source: str, name: str) -> Callable[[list[int]], Any]:
-    """Compile ``source`` and return its function ``name``.
-
-    The text comes from a model, so only the syntax that the task can need is run: no import, no ``while``, no
-    power, no attribute except ``result.append``.
+    """Compile a model's text with the task's syntax only, and return its function ``name``.
 
     Raises:
         SyntaxError, ValueError: not Python, or outside the allowed syntax.
@@ -109,7 +106,7 @@ def _run(source: str, name: str) -> Callable[[list[int]], Any]:
     return names[name]
 
 
-# What a text without a code block can raise, or a program of the allowed syntax.
+# Errors of a text without a code block, or of a program of the allowed syntax.
 _WRONG_ANSWER = (
     ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError, SyntaxError, TypeError,
     ValueError,
@@ -117,7 +114,6 @@ _WRONG_ANSWER = (
 
 
 def check(expected: Any, text: str) -> bool:
-    """True if the answer's code block defines the asked function, and it returns the right value for every input."""
     return _results(expected, text) == [result for _, result in expected["cases"]]
 
 

@@ -1,4 +1,4 @@
-"""Questions with checkable answers, and the conversations of 20 to 1,500 tokens around them."""
+"""Questions with checkable answers, and conversations around them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,9 @@ class Example:
     """A question of one task.
 
     Attributes:
-        task: ``math``, ``code``, ``json`` or ``chat``.
-        key: the parameters of the question in canonical form, without its wording.
-        question: the user's message.
-        thought: written before the answer in thinking mode.
-        answer: one correct answer.
-        expected: what ``check`` compares with; JSON-able.
+        key: canonical parameters of the question, without its wording.
+        thought: text before the answer in thinking mode.
+        expected: JSON value that ``check`` compares with.
     """
 
     task: str
@@ -42,11 +39,7 @@ class Example:
 
 
 def split_of(key: str) -> str:
-    """Return ``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``.
-
-    The split depends on the key alone, not on wording or seed. ``blake2b``, because Python's ``hash`` differs between
-    processes.
-    """
+    """Return ``heldout`` for one key in ``HELDOUT_EVERY``, else ``train``, the same in every process."""
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return "heldout" if int.from_bytes(digest, "big") % HELDOUT_EVERY == 0 else "train"
 
@@ -62,14 +55,13 @@ _NOTES = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """An optional system message and the turns, of which the last is to be answered."""
+    """An optional system message and the turns, of which the last awaits its answer."""
 
     system: str
     turns: tuple[Example, ...]
     thinking: bool = False
 
     def messages(self) -> list[dict[str, str]]:
-        """Return every message before the last answer, as OpenAI chat messages."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         turns = [
             {"role": role, "content": text}
@@ -80,10 +72,10 @@ class Conversation:
 
 
 def draw_conversation(rng: Random, shape: str, turn: Callable[[], Example], thinking: bool = False) -> Conversation:
-    """Return a conversation of ``shape``, with questions drawn by ``turn``.
+    """Return a conversation with questions drawn by ``turn``.
 
-    ``single`` has one question, ``turns`` two to six; ``document`` starts with a system message of 10 to
-    ``LONGEST_NOTES`` irrelevant notes, followed by one to three questions.
+    ``single`` has one question, ``turns`` two to six; ``document`` has a system message of 10 to ``LONGEST_NOTES``
+    irrelevant notes and one to three questions.
     """
     count = {"single": 1, "turns": rng.randint(2, 6), "document": rng.choice((1, 1, 2, 3))}[shape]
     system = ""

@@ -1,4 +1,4 @@
-"""A sentence to be copied into a JSON record with the keys and the order that the question asks for."""
+"""Facts of a sentence, written as a JSON record with the requested keys in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def draw(rng: Random) -> Example:
 
 
 def check(expected: Any, text: str) -> bool:
-    """True if the text parses to the record, its keys in the asked order."""
     try:
         record = json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Word problems on numbers below 100: two or three steps, worked line by line, the result after ``####``."""
+"""Word problems on numbers below 100: two or three steps, one line each, the result after ``####``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draw(rng: Random) -> Example:
 
 
 def _step(rng: Random, name: str, other: str, item: str, total: int) -> tuple[int, str, str, str, str]:
-    """-> new total, sentence of the question, entry of the plan, worked line, part of the key."""
+    """Return new total, question sentence, entry of the plan, worked line, part of the key."""
     room = LARGEST - total
     kinds = (
         (["buy", "find"] if room >= 2 else [])
@@ -80,6 +80,5 @@ def _step(rng: Random, name: str, other: str, item: str, total: int) -> tuple[in
 
 
 def check(expected: Any, text: str) -> bool:
-    """True if the last line is ``#### N`` with the right N."""
     lines = text.strip().splitlines()
     return bool(lines) and lines[-1].strip() == f"#### {expected}"

@@ -1,4 +1,4 @@
-"""The small closed vocabulary of the corpus: few words, so that a 1k BPE holds each as one or two tokens."""
+"""The corpus's vocabulary; each word is one or two tokens."""
 
 from __future__ import annotations
 
