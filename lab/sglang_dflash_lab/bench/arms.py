@@ -45,7 +45,7 @@ def find_pair(name: str | None, target: str | None, drafter: str | None, kind: s
         DFlashError: no such pair, or neither a name nor a target.
     """
     if name in NAMES:
-        # Answers are equal in float32 only (docs/benchmarking.md).
+        # Answers are equal in float32 only (lab/README.md).
         dtype = ("--dtype", "float32")
         found = Pair(str(target_path(name)), str(drafter_path(name, kind)), name, False, 512, dtype)
     elif name in published_pairs():

@@ -1,4 +1,4 @@
-"""Train or measure the tiny pairs: ``python -m sglang_dflash_lab.train train|measure PAIR`` (docs/development.md).
+"""Train or measure the tiny pairs: ``python -m sglang_dflash_lab.train train|measure PAIR`` (lab/README.md).
 
 Training a pair from nothing takes 30 to 60 minutes on one CPU core and resumes.
 """
