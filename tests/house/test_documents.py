@@ -96,7 +96,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pages_and_sections_that_the_code_names_exist() -> None:
     pattern = re.compile(r"(?<![\w./-])((?:docs|lab|cpu_platform)/[\w/-]+\.md(?:#[\w-]+)?)")
-    files = [file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "docker" in file]
+    files = [file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "Dockerfile" in file]
     named = {name for file in files for name in pattern.findall(text(file))}
     generated = {"docs/results/gpu.md"}  # written by `make gpu`
     assert len(named) > 10 and not [name for name in named - generated if not leads_somewhere(ROOT, name)]
@@ -319,7 +319,7 @@ def test_published_figures_are_the_cards() -> None:
     assert len(of_cards) > 3
     for name, block, *cells in of_cards:
         for users, cell in zip(("1", "8", "16", "32"), cells, strict=True):
-            assert not cell or cell == f"{published(name, int(block), users, 'speedup'):g}x", (name, block, users)
+            assert not cell or cell == f"{published(name, int(block), users, 'speedup')}x", (name, block, users)
     by_block = [row for row in rows(section(SETTINGS, "Block size")) if row[0].isdigit()]
     assert by_block
     for users, *cells in by_block:
