@@ -24,6 +24,7 @@ from sglang_router.router_args import RouterArgs
 from typer.testing import CliRunner
 
 from sglang_dflash import __version__
+from sglang_dflash.causes import FIXES
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
@@ -37,6 +38,7 @@ from tests.support.cards import FOLDER as CARDS
 
 ROOT = Path(__file__).parents[2]
 README, SETTINGS, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/settings.md", ROOT / "docs/compatibility.md"
+TROUBLES = ROOT / "docs/troubleshooting.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "docs/results").glob("*.md"))
 OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")]
@@ -96,7 +98,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pages_and_sections_that_the_code_names_exist() -> None:
     pattern = re.compile(r"(?<![\w./-])((?:docs|lab|cpu_platform)/[\w/-]+\.md(?:#[\w-]+)?)")
-    files = [file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "Dockerfile" in file]
+    files = [
+        file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "Dockerfile" in file
+    ]
     named = {name for file in files for name in pattern.findall(text(file))}
     generated = {"docs/results/gpu.md"}  # written by `make gpu`
     assert len(named) > 10 and not [name for name in named - generated if not leads_somewhere(ROOT, name)]
@@ -123,6 +127,12 @@ def test_the_table_of_targets_lists_the_proven_kinds() -> None:
     for kind, (model_types, test) in PROVEN.items():
         names = ", ".join(f"`{name}`" for name in sorted(model_types))
         assert [kind, names, f"`{test}`"] in rows(section(COMPATIBILITY, "Targets"))
+
+
+def test_the_table_of_causes_is_the_codes() -> None:
+    assert list(rows(section(TROUBLES, "Causes")))[1:] == [list(item) for item in FIXES.items()]
+    for cause, fix in re.findall(r"Likely cause: (.*?)\. Fix: (.*)\.", TEXT[TROUBLES]):
+        assert FIXES[cause] == fix
 
 
 def test_the_books_stay_short() -> None:
