@@ -42,7 +42,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not gpu" tests
 
-# Other people's load and evaluation tools, each in an environment of its own (docs/benchmarking.md#other-peoples-tools).
+# Other people's load and evaluation tools, each in an environment of its own (lab/README.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
 
 .cache/tools/%/.installed: requirements/tools/%.txt
@@ -53,7 +53,7 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 test-tools: setup $(TOOLS)
 	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
 
-# A published model from the Python index (docs/benchmarking.md#a-published-model). Finished parts are not repeated.
+# A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real
 REAL_MODEL := $(REAL)/SmolLM2-135M-Instruct
 

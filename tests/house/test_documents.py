@@ -1,0 +1,417 @@
+"""Documents are true: links, names, flags, commands, transcripts, figures and versions are those of the code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+from sglang_router.router_args import RouterArgs
+from typer.testing import CliRunner
+
+from sglang_dflash import __version__
+from sglang_dflash.causes import FIXES
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.doctor import TESTED
+from sglang_dflash.check.flags import sglang_parser
+from sglang_dflash.check.report import TITLE
+from sglang_dflash.hooks.flags import RENAMED
+from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.plan.plan import PROVEN
+from sglang_dflash.upstream import TESTED_SGLANG
+from tests.plan.commands import FOLDER as COMMANDS
+from tests.support.cards import FOLDER as CARDS
+
+ROOT = Path(__file__).parents[2]
+README, SETTINGS, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/settings.md", ROOT / "docs/compatibility.md"
+TROUBLES = ROOT / "docs/troubleshooting.md"
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+RESULTS = sorted((ROOT / "docs/results").glob("*.md"))
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")]
+PAGES = [README, *GUIDES, *RESULTS, *OTHERS, ROOT / "lab/README.md", ROOT / "cpu_platform/README.md"]
+TEXT = {page: page.read_text() for page in PAGES}
+TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])(?: [KMG]iB)?")
+
+
+def each(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def text(file: str) -> str:
+    return (ROOT / file).read_text()
+
+
+def mentioned(pattern: str) -> set[str]:
+    return {found for page in TEXT.values() for found in re.findall(pattern, page)}
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """Cells of each table row, without headings."""
+    for row in re.findall(r"(?m)^\| (.*) \|$", text):
+        yield [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+
+
+def section(page: Path, heading: str) -> str:
+    """A section without its subsections."""
+    return TEXT[page].partition(f"# {heading}\n")[2].partition("\n#")[0]
+
+
+# Links and names
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(folder: Path, link: str) -> bool:
+    file, _, anchor = link.partition("#")
+    target = (folder / file).resolve()
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@each(PAGES)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not re.search("^(<<<<<<<|>>>>>>>) ", TEXT[page], re.MULTILINE), "an unresolved merge"
+    links = re.findall(r"\]\(([^)\s:]+)\)", TEXT[page])
+    links = [f"{page.name}{link}" if link.startswith("#") else link for link in links]
+    assert not [link for link in links if not leads_somewhere(page.parent, link)]
+
+
+def test_pages_and_sections_that_the_code_names_exist() -> None:
+    pattern = re.compile(r"(?<![\w./-])((?:docs|lab|cpu_platform)/[\w/-]+\.md(?:#[\w-]+)?)")
+    files = [
+        file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "Dockerfile" in file
+    ]
+    named = {name for file in files for name in pattern.findall(text(file))}
+    generated = {"docs/results/gpu.md"}  # written by `make gpu`
+    assert len(named) > 10 and not [name for name in named - generated if not leads_somewhere(ROOT, name)]
+
+
+def test_paths_exist() -> None:
+    folders = "sglang_dflash|cpu_platform|lab|tests|tools|launch|containers|docs|requirements|patches"
+    named = mentioned(rf"(?<![\w./-])(?:{folders})/[\w./*-]*[\w*]")
+    assert not [path for path in named if not any(ROOT.glob(path))]
+
+
+def test_variables_are_read() -> None:
+    variable = re.compile(r"\bSGLANG_DFLASH\w*")
+    code = {name for file in TRACKED if file.endswith((".py", ".sh")) for name in variable.findall(text(file))}
+    assert mentioned(variable.pattern) <= code
+
+
+def test_make_targets_are_documented_and_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
+    assert mentioned(r"(?m)(?:^|`)make ([\w-]+)(?=`| +#| +[A-Z_]+=|$)") == targets
+
+
+def test_the_table_of_targets_lists_the_proven_kinds() -> None:
+    for kind, (model_types, test) in PROVEN.items():
+        names = ", ".join(f"`{name}`" for name in sorted(model_types))
+        assert [kind, names, f"`{test}`"] in rows(section(COMPATIBILITY, "Targets"))
+
+
+def test_the_table_of_causes_is_the_codes() -> None:
+    assert list(rows(section(TROUBLES, "Causes")))[1:] == [list(item) for item in FIXES.items()]
+    for cause, fix in re.findall(r"Likely cause: (.*?)\. Fix: (.*)\.", TEXT[TROUBLES]):
+        assert FIXES[cause] == fix
+
+
+def test_the_books_stay_short() -> None:
+    prose = re.sub(r"(?m)^\|.*\n|```(?s:.*?)```", "", TEXT[README])
+    assert len(prose.split()) <= 900 and len(TEXT[README].splitlines()) <= 130
+    assert sum(len(TEXT[page].split()) for page in GUIDES) <= 10_000
+
+
+# Flags and commands
+
+
+def options(command: click.Command) -> set[str]:
+    """Options of a command and of its subcommands."""
+    found = {option for parameter in command.params for option in parameter.opts}
+    return found.union(*map(options, getattr(command, "commands", {}).values()), {"--help"})
+
+
+OURS = typer.main.get_command(app)
+OF_SERVER = {*sglang_parser()._option_string_actions, *RENAMED}
+ROUTER = argparse.ArgumentParser()
+RouterArgs.add_cli_args(ROUTER)
+OF_OTHERS = {flag for script in (ROOT / "launch").glob("*.sh") for flag in FLAG.findall(script.read_text())}
+OF_OTHERS |= set(ROUTER._option_string_actions) | {"--gpus", "--prerelease"}  # of docker and uv
+
+
+@each([README, *GUIDES])
+def test_flags_exist(page: Path) -> None:
+    """Of the server, our commands, the launch scripts and SGLang's router."""
+    named = set(re.findall(FLAG.pattern + r"(?![\w-]|\*)", TEXT[page]))
+    assert named <= OF_SERVER | OF_OTHERS | options(OURS)
+
+
+def shown(page: Path, command: str) -> list[str]:
+    """The rest of each line of a page that begins with a command, without the comment behind it."""
+    return re.findall(rf"(?m)^\$? ?{command} (.*?)(?: +#.*)?$", TEXT[page].replace("\\\n", " "))
+
+
+@each(PAGES)
+def test_commands_take_the_flags_that_a_page_shows(page: Path) -> None:
+    for rest in shown(page, "sglang-dflash"):
+        command = rest.split()[0]
+        known = options(OURS.commands[command]) | (OF_SERVER if command == "check" else set())
+        assert set(FLAG.findall(rest.partition('"')[0])) <= known, rest
+    for rest in shown(page, "python -m sglang.launch_server"):
+        assert set(FLAG.findall(re.sub(r"\$\([^)]*\)", "", rest))) <= OF_SERVER, rest
+
+
+MODULES = {
+    found for page in [*PAGES, ROOT / "Makefile"] for found in re.findall(r"python -m ([\w.]+)", page.read_text())
+}
+MODULES = {
+    name for name in MODULES if name.startswith(("tests.", "tools.", "sglang_dflash_cpu.", "sglang_dflash_lab."))
+}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_that_a_page_runs_prints_its_help_and_does_nothing_else(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runpy, of a module that another test has imported
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code in (None, 0)
+    assert "usage: " in capsys.readouterr().out.lower()
+
+
+# Predictions of `check`, with configurations of tests/fixtures in place of a pair's hub names
+
+GPUS = {"rtx5090": 0.9, "l40s": 0.9, "h100": 0.9, "rtx-pro-6000": 0.9, "dgx-spark": 0.8, "h200": 0.9}
+NO_CARDS = {
+    "Qwen3.8-27B": ("qwen38-27b", "qwen38-27b-dflash2"),
+    "Qwen3.8-27B-FP8": ("qwen38-27b-fp8", "qwen38-27b-dflash2"),
+    "Qwen3.8-27B-NVFP4": ("qwen38-27b-nvfp4", "qwen38-27b-dflash2"),
+    "Qwen3.5-9B": ("ornith15-9b", "qwen35-9b-dflash"),
+    "Ornith-1.5-35B-A3B": ("ornith15-35b-a3b", "ornith15-35b-dflash2"),
+    "Qwen3-8B": ("qwen3-8b", "qwen3-8b-dflash"),
+    "Qwen3-Coder-30B-A3B": ("qwen3-coder-30b-a3b", "qwen3-coder-30b-dflash"),
+}
+
+
+def pair(name: str) -> list[str]:
+    if name in NO_CARDS:
+        return [str(COMMANDS / part) for part in NO_CARDS[name]]
+    return [str(CARDS / name / part) for part in ("target", "drafter")]
+
+
+@cache
+def printed(name: str, *flags: str) -> str:
+    return CliRunner().invoke(app, ["check", *pair(name), *flags]).stdout
+
+
+def check(name: str, *flags: str) -> Any:
+    return json.loads(printed(name, "--json", *flags))
+
+
+def requests(name: str, *flags: str) -> str:
+    """Requests of 8,192 tokens at once."""
+    served = check(name, *flags)["memory"]["served"]
+    return str(min(served["running"], served["tokens"] // TOKENS_PER_REQUEST) or "–")
+
+
+PAIRS = [row for row in rows(section(README, "Pairs")) if row[0].startswith("`")]
+
+
+@pytest.mark.parametrize("row", PAIRS, ids=lambda row: row[0].strip("`"))
+def test_requests_of_each_pair_on_each_gpu_are_those_of_check(row: list[str]) -> None:
+    targets, *cells = row
+    for name in re.findall("`(.*?)`", targets):
+        for (gpu, fraction), cell in zip(GPUS.items(), cells, strict=True):
+            assert cell == requests(name, "--gpu", gpu, "--mem-fraction-static", str(fraction)), (name, gpu)
+
+
+def test_of_coder_next_twelve_requests_fit_on_a_b200() -> None:
+    assert "`Qwen3-Coder-Next` needs a B200 (12)" in TEXT[README]
+    assert requests("Qwen3-Coder-Next", "--gpu", "b200", "--mem-fraction-static", "0.9") == "12"
+
+
+def test_the_readmes_servers_fit_where_it_checks_them() -> None:
+    checks = [rest.split() for rest in shown(README, "sglang-dflash check")]
+    servers = [shlex.split(rest) for rest in shown(README, "python -m sglang.launch_server")]
+    for (target, drafter, *flags), server in zip(checks, servers, strict=True):
+        given = dict(zip(server[::2], server[1::2], strict=True))
+        assert given.pop("--model-path") == target and given.pop("--speculative-draft-model-path") == drafter
+        gpu = flags[flags.index("--gpu") + 1]
+        for extra in (flags, ["--gpu", gpu, *(word for item in given.items() for word in item)]):
+            assert re.search("FITS: [1-9]", printed(target.rpartition("/")[2], *extra)), (target, extra)
+
+
+def numbers(value: Any) -> Iterator[str]:
+    """Every number of a JSON value as text, and as a size."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from numbers(inner)
+    elif isinstance(value, int | float):
+        yield from (f"{value:g}", f"{value:,}", size(value))
+    elif isinstance(value, str):
+        yield from (f"{int(found):,}" for found in re.findall(r"\d+", value))
+
+
+def predicted(block: str, *reports: Any) -> None:
+    """Every number and every backticked flag of a block is in a report."""
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", block)
+    assert set(NUMBER.findall(prose)) <= {number for report in reports for number in numbers(report)}
+    flags = [" ".join(span.split()) for span in re.findall(r"`(--[^`]*\d[^`]*)`", block)]
+    assert all(any(span in json.dumps(report) for report in reports) for span in flags), flags
+
+
+MARKED = [found for page in PAGES for found in re.findall(r"<!-- check: (.*) -->\n((?:.+\n)+)", TEXT[page])]
+
+
+@pytest.mark.parametrize("commands, block", MARKED, ids=[f"{index}" for index in range(len(MARKED))])
+def test_marked_predictions_are_those_of_check(commands: str, block: str) -> None:
+    """A comment names pairs and flags. A table's row adds its own flags."""
+    if not block.startswith("|"):
+        predicted(block, *(check(*command.split()) for command in commands.split("; ")))
+        return
+    for flags, *cells in list(rows(block))[1:]:
+        added = re.findall(r"`(--.*)`", flags)
+        predicted(" ".join(cells), check(*commands.split(), *" ".join(added).split()))
+
+
+# A transcript of `check`; "…" stands for lines that are left out.
+TRANSCRIPT = re.compile(r"```console\n\$ sglang-dflash check (\S+/(\S+)) (\S+) (.*)\n((?:.*\n)+?)```")
+TRANSCRIPTS = [found for page in PAGES for found in TRANSCRIPT.findall(TEXT[page])]
+
+
+@pytest.mark.parametrize("target, name, drafter, flags, lines", TRANSCRIPTS, ids=[name for _, name, *_ in TRANSCRIPTS])
+def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter: str, flags: str, lines: str) -> None:
+    output = printed(name, *flags.split()).splitlines()
+    first, *expected = [line for line in lines.splitlines() if line not in ("", "…")]
+    title, _, verdict = output[0].partition(" FITS: ")
+    for folder, hub in zip(pair(name), (target, drafter), strict=True):
+        title = title.replace(folder, hub)
+    assert first == f"{title.rstrip():{TITLE}} FITS: {verdict}"
+    assert expected and set(expected) <= set(output)
+
+
+# Figures that were published or measured
+
+
+def published(name: str, block: int, users: str, figure: str) -> float:
+    [found] = [
+        speed[figure]
+        for speed in json.loads(text("sglang_dflash/check/published.json"))[name]["speed"]
+        if [*map(str, (speed["task"], speed["arm"], speed["block"], speed["concurrency"]))]
+        == ["math500", "dflash", str(block), users]
+    ]
+    return float(found)
+
+
+def test_published_figures_are_the_cards() -> None:
+    of_cards = [row for row in rows(section(README, "Pairs")) if (CARDS / row[0]).is_dir()]
+    assert len(of_cards) > 3
+    for name, block, *cells in of_cards:
+        for users, cell in zip(("1", "8", "16", "32"), cells, strict=True):
+            assert not cell or cell == f"{published(name, int(block), users, 'speedup')}x", (name, block, users)
+    by_block = [row for row in rows(section(SETTINGS, "Block size")) if row[0].isdigit()]
+    assert by_block
+    for users, *cells in by_block:
+        assert cells == [f"{published('Qwen3.5-27B', block, users, 'tokens_per_s'):,.0f}" for block in (16, 8)]
+
+
+def measured(page: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Bold figures with the pages of results that their paragraph or row links to."""
+    for block in re.split(r"\n\n|\n(?=[|-])", TEXT[page]):
+        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)", block)]
+        for figure in re.findall(r"\*\*(\d[\d,.]*)x?\*\*", block):
+            yield figure, [link for link in links if link in RESULTS]
+
+
+@each([README, *GUIDES])
+def test_measured_figures_stand_on_the_page_that_they_link_to(page: Path) -> None:
+    for figure, sources in measured(page):
+        decimals = len(figure.partition(".")[2])
+        found = [each for source in sources for each in re.findall(r"\d+(?:\.\d+)?", TEXT[source].replace(",", ""))]
+        assert figure.replace(",", "") in {f"{round(float(number), decimals):.{decimals}f}" for number in found}, figure
+
+
+@each([page for page in RESULTS if page.name != "README.md"])
+def test_result_pages_say_how_each_table_is_made(page: Path) -> None:
+    for before, table in re.findall(r"((?s:.*?))\n((?:\|.*\n)+)", TEXT[page]):
+        assert "```bash" in before or "<!-- measure:" in before, table
+
+
+# The version, which begins with the SGLang release that the package is for
+
+PROJECT = tomllib.loads(text("pyproject.toml"))["project"]
+
+
+def test_every_place_names_this_release() -> None:
+    assert re.fullmatch(rf"{re.escape(TESTED_SGLANG)}\.[1-9]\d*(rc\d+|\.dev\d+)?", __version__)
+    for file, line in {
+        "Makefile": "SGLANG_TESTED := sglang=={sglang}\n",
+        "tools/wheels.txt": "\nsglang=={sglang} ",
+        "README.md": "**stock, released SGLang {sglang}**",
+        "docs/compatibility.md": "\n| {ours} | {sglang}; ",
+        "docs/results/drift.md": "\n| {sglang} | 0 |",
+        "patches/register-plugin.patch": "SGLang {sglang}\n",
+        "CHANGELOG.md": "\n## [{ours}]",
+        "containers/Dockerfile": "ARG SGLANG_IMAGE=lmsysorg/sglang:v{sglang}\n",
+        "pyproject.toml": '"sglang=={sglang}"',
+    }.items():
+        assert line.format(sglang=TESTED_SGLANG, ours=__version__) in text(file), file
+
+
+def test_the_three_distributions_have_one_version_and_need_it() -> None:
+    for folder in ("cpu_platform", "lab"):
+        settings = tomllib.loads(text(f"{folder}/pyproject.toml"))
+        project = settings["project"]
+        assert settings["tool"]["distutils"] == tomllib.loads(text("pyproject.toml"))["tool"]["distutils"]
+        assert project["version"] == __version__ and f"sglang-dflash=={__version__}" in project["dependencies"]
+        assert project["requires-python"] == PROJECT["requires-python"]
+        assert text(f"{folder}/LICENSE") == text("LICENSE")
+    assert PROJECT["optional-dependencies"]["lab"] == [f"sglang-dflash-lab=={__version__}"]
+
+
+def test_tested_versions_are_those_of_make_setup_of_the_workflow_and_of_the_page() -> None:
+    pins = f"{text('Makefile')}\n{text('requirements/cpu.txt')}"
+    pinned = dict(re.findall(r"^(?:\w+ [:?]= )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
+    assert {name.lower(): versions[0] for name, versions in TESTED.items()} == pinned
+    assert f"TORCH: torch=={TESTED['torch'][1]} " in text(".github/workflows/test.yml")
+    declared = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={declared[0]},<3.{int(declared[-1][2:]) + 1}"
+    assert re.findall(r'"(3\.\d+)"', text(".github/workflows/test.yml")) == declared
+    [row] = re.findall(rf"^\| {re.escape(__version__)} \|.*$", TEXT[COMPATIBILITY], re.MULTILINE)
+    assert re.findall(r"\b3\.\d+", row) == declared and all(version in row for version in TESTED["torch"])
+
+
+def test_workflows_may_read_at_most_pin_their_actions_and_run_what_exists() -> None:
+    script = ""
+    for workflow in WORKFLOWS:
+        parsed = yaml.safe_load(workflow.read_text())
+        assert parsed["permissions"] in ({}, {"contents": "read"})
+        for step in [step for job in parsed["jobs"].values() for step in job["steps"]]:
+            script += step.get("run", "") + "\n"
+            assert "run" in step or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"])
+            assert "checkout" not in step.get("uses", "") or step["with"]["persist-credentials"] is False
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
+    assert {"setup", "drift", "dist"} <= set(re.findall(r"\bmake ([\w-]+)", script)) <= targets
+    paths = re.findall(r"\bbash (\S+)|-f (\S+)", script)
+    assert len(paths) > 3 and all((ROOT / (first or second)).is_file() for first, second in paths)
