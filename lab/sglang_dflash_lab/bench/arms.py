@@ -1,4 +1,4 @@
-"""The pair that a benchmark measures, and the arms of the comparison: ways to serve it."""
+"""A benchmark's pair, and its arms: the ways to serve it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Pair:
     Attributes:
         name: ``tiny-hybrid``, ``Qwen3.5-4B``, …; None for a pair given by its paths.
         thinking: the chat template's thinking switch; None uses the template's default.
-        max_tokens: limit of an answer.
-        server_args: arguments of every arm's server.
+        max_tokens: maximum tokens per answer.
     """
 
     target: str
@@ -39,13 +38,13 @@ class Pair:
 
 
 def find_pair(name: str | None, target: str | None, drafter: str | None, kind: str = "good") -> Pair:
-    """Return the pair called ``name``, or the one given by its paths; a path replaces that part of a named pair.
+    """Return the named pair, or the one at the paths; a path replaces that part of a named pair.
 
     Raises:
-        DFlashError: no such pair, or neither a name nor a target.
+        DFlashError: unknown pair, or no target.
     """
     if name in NAMES:
-        # Answers are equal in float32 only (lab/README.md).
+        # Answers are equal in float32 only.
         dtype = ("--dtype", "float32")
         found = Pair(str(target_path(name)), str(drafter_path(name, kind)), name, False, 512, dtype)
     elif name in published_pairs():
@@ -55,7 +54,7 @@ def find_pair(name: str | None, target: str | None, drafter: str | None, kind: s
         return Pair(target, drafter)
     else:
         known = ", ".join((*NAMES, *published_pairs()))
-        raise DFlashError(f"pair {name!r}", expected=f"one of {known}", remedy="give --pair NAME, or --target PATH")
+        raise DFlashError(f"pair {name!r} is unknown", expected=f"one of {known}", remedy="use --pair or --target")
     return replace(found, target=target or found.target, drafter=drafter or found.drafter)
 
 
@@ -64,12 +63,9 @@ class Arm:
     """One way to serve the pair.
 
     Attributes:
-        label: as the user wrote it; the arm's name in every result.
-        kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, a width per
-            step), ``copies`` (our worker without the drafter), ``builtin`` (SGLang's own DFLASH worker), ``ngram`` (its
-            drafts from n-grams) or ``mtp``.
-        size: block size, number of draft steps of ``mtp``, 0 for ``ar``.
-        env: environment of the arm's server.
+        kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, adaptive width),
+            ``copies`` (our worker, no drafter), ``builtin`` (SGLang's DFLASH worker), ``ngram`` or ``mtp``.
+        size: block size; draft steps for ``mtp``; 0 for ``ar``.
     """
 
     label: str
@@ -79,14 +75,10 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``.
-
-        Raises:
-            DFlashError: not an arm.
-        """
+        """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``; raise a DFlashError for anything else."""
         match = _ARM.fullmatch(text.strip())
         if match is None:
-            raise DFlashError(f"mode {text!r}", expected=_FORMS, remedy="for example --modes ar,dflash:8,dflash:16")
+            raise DFlashError(f"mode {text!r} is invalid", expected=_FORMS, remedy="use a form such as dflash:16")
         pairs = [pair.partition("=") for pair in match["env"].split("+") if pair]
         kind = match["ar"] or match["kind"]
         builtin = [("SGLANG_DFLASH", "builtin")] if kind == "builtin" else []
@@ -94,11 +86,7 @@ class Arm:
         return cls(text.strip(), kind, int(match["size"] or 0), env)
 
     def server_args(self, pair: Pair) -> list[str]:
-        """Return the arguments that this arm adds to ``--model-path TARGET``.
-
-        Raises:
-            DFlashError: the arm needs a drafter and the pair has none.
-        """
+        """Return the arguments to add to ``--model-path TARGET``; raise a DFlashError if a drafter is missing."""
         if self.kind == AR:
             return []
         if self.kind == "mtp":
@@ -109,18 +97,14 @@ class Arm:
         if self.kind == "copies":
             return ["--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(self.size)]
         if pair.drafter is None:
-            raise DFlashError(f"mode {self.label} without a drafter", expected="--pair or --draft", remedy="add one")
+            raise DFlashError(f"mode {self.label} needs a drafter", expected="--pair or --draft", remedy="add one")
         adaptive = ["--speculative-adaptive"] if self.kind == "adaptive" else []
         drafter = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", pair.drafter]
         return [*drafter, "--speculative-num-draft-tokens", str(self.size), *adaptive]
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """Read the comma-separated list of ``--modes``.
-
-    Raises:
-        DFlashError: not an arm, or one named twice.
-    """
+    """Read the list of ``--modes``; raise a DFlashError for an unknown or duplicate arm."""
     arms = [Arm.parse(part) for part in text.split(",")]
     if len({arm.label for arm in arms}) < len(arms):
         raise DFlashError(f"--modes {text} names an arm twice", expected="each arm once", remedy="remove one")
@@ -128,15 +112,12 @@ def parse_arms(text: str) -> list[Arm]:
 
 
 def check_arm(arm: Arm, info: dict[str, Any]) -> None:
-    """Refuse to measure a server whose configuration differs from its arm's.
+    """Raise a DFlashError if a server's configuration differs from its arm's.
 
-    If a plugin fails to load, SGLang only logs it; a run of ``dflash`` could then measure the builtin worker.
+    SGLang only logs a plugin that fails to load, so a ``dflash`` run could measure SGLang's worker.
 
     Args:
         info: the server's ``/server_info``.
-
-    Raises:
-        DFlashError: other speculation, another block size, or another worker.
     """
     algorithm, block = info.get("speculative_algorithm"), info.get("speculative_num_draft_tokens")
     ours = WORKER_KEY in info["internal_states"][0]

@@ -1,6 +1,6 @@
-"""Train or measure the tiny pairs: ``python -m sglang_dflash_lab.train train|measure PAIR`` (lab/README.md).
+"""Train or measure the tiny pairs: ``python -m sglang_dflash_lab.train train|measure PAIR``.
 
-Training a pair from nothing takes 30 to 60 minutes on one CPU core and resumes.
+Training a pair takes 30 to 60 minutes on one CPU core and resumes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ app = typer.Typer(no_args_is_help=True)
 @app.command()
 def train(
     name: str,
-    out: Annotated[Path, typer.Option(help="Where target/ and drafter-*/ go.")],
-    work: Annotated[Path, typer.Option(help="Checkpoints and generated data; run again to continue.")],
+    out: Annotated[Path, typer.Option(help="Output folder for target/ and drafter-*/.")],
+    work: Annotated[Path, typer.Option(help="Checkpoints and generated data; the same command resumes.")],
     seed: int = 0,
     device: str = "cpu",
-    steps: Annotated[int | None, typer.Option(help="Steps of each model instead of the recipe's, for a trial.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps per model, instead of the recipe's.")] = None,
     drafter: Annotated[list[str] | None, typer.Option(help="Only these drafters; default: all of the pair's.")] = None,
     measured: Annotated[bool, typer.Option(help="Measure accuracy and accept lengths afterwards.")] = True,
 ) -> None:
@@ -46,5 +46,5 @@ def measure(name: str, drafter: str | None = None, n: int | None = None) -> None
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # these models are too small for more
+    torch.set_num_threads(1)  # more threads slow these small models down
     app()
