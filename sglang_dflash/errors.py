@@ -1,4 +1,4 @@
-"""What a user of this package sees: the one error, and the findings of a preflight."""
+"""The one error of this package, and the findings of its checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DFlashError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could forge log lines or drive a terminal, and surrogates; cut long text."""
+    """Cut long text, and escape surrogates and control characters, which could forge log lines or drive a terminal."""
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
@@ -45,8 +45,8 @@ class Finding:
 
     Attributes:
         about: what was checked.
-        value, expected, remedy: as of :class:`DFlashError`; the last two are empty if ``level`` is ``ok``.
-        estimated: whether it depends on estimated sizes: a server logs it as a warning and starts.
+        value, expected, remedy: as in :class:`DFlashError`; the last two are empty at level ``ok``.
+        estimated: whether it depends on estimated sizes. A server logs it as a warning and starts.
     """
 
     level: Level
@@ -57,7 +57,7 @@ class Finding:
     estimated: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", printable(self.value))  # it may quote a file
+        object.__setattr__(self, "value", printable(self.value))  # may quote a file
 
     def __str__(self) -> str:
         return f"{self.value}. Expected: {self.expected}. Fix: {self.remedy}."
@@ -76,7 +76,7 @@ error = partial(Finding, "error")
 def apply(
     about: str, rule: Callable[Parameters, Finding], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Finding:
-    """Return the finding of a rule; an error that it raises is one too."""
+    """Return the finding of a rule, or its DFlashError as a finding."""
     try:
         return replace(rule(*args, **kwargs), about=about)
     except DFlashError as raised:
@@ -84,14 +84,14 @@ def apply(
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the key of the first problem that pydantic found in a file, and what is expected there."""
+    """Return the key of the first problem that pydantic found, and the expected value."""
     first = error.errors(include_url=False, include_context=False)[0]
     expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
     return str(first["loc"][0]), expected.removeprefix("Input should be ")
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Raise the first error that does not depend on an estimate as a :class:`DFlashError`."""
+    """Raise the first error that does not depend on an estimate."""
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)

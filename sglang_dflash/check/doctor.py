@@ -20,7 +20,7 @@ from sglang_dflash.plan.plan import ON_ROCM
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# Distributions by the name that users know, and the versions of our tests, which all run on a CPU.
+# distributions by common name, and the versions of our tests, which all run on a CPU
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -32,12 +32,12 @@ TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": (
 
 
 class Builtin(DFlashError):
-    """DFLASH that SGLang's own worker would serve on a GPU, and nothing on a CPU."""
+    """SGLang's own worker would serve DFLASH on a GPU, and nothing on a CPU."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An installed version, and those that our tests run with."""
+    """An installed version, and the tested ones."""
 
     name: str
     installed: str | None
@@ -98,7 +98,7 @@ def _other_plugins() -> list[str]:
 
 
 def examine() -> Report:
-    """Check this environment as a launch would, without a model; import SGLang and load its plugins."""
+    """Check this environment as a launch would, without a model. This imports SGLang and loads its plugins."""
     machine, problem = find_gpu() or CPU, None
     try:
         machine = _serving_machine()
@@ -118,7 +118,7 @@ def _serving_machine() -> Device:
     settings.validate()
     if settings.wants_builtin:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
-    warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
+    warnings.simplefilter("ignore")  # SGLang's modules warn about absent accelerators
     try:
         from sglang_dflash.upstream.launch import load_plugins
 
@@ -149,14 +149,14 @@ def _serving_machine() -> Device:
 def _parts() -> Iterator[Part]:
     for name, package in PARTS.items():
         yield Part(name, installed_version(package), TESTED.get(name, ()))
-    torch = sys.modules.get("torch")  # SGLang has imported it, if it can
+    torch = sys.modules.get("torch")  # imported with SGLang, if possible
     yield Part("CUDA", torch.version.cuda if torch else None)
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
     """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
 
-    Loads SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
+    Load SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
     not (the first line gives the reason).
 
     Example: sglang-dflash doctor

@@ -1,4 +1,4 @@
-"""The machine that serves a pair: this one, as its driver describes it, or another that a user names."""
+"""The machine that serves a pair: this one, or another that the user names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 MIB = 1 << 20
 GIB = 1 << 30
 _MOST_GIB = 1 << 20
-_SECONDS = 60  # to wait for the driver
-_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA's on Linux and in WSL, AMD's
+_SECONDS = 60  # timeout of the query
+_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
 from dataclasses import asdict
@@ -28,8 +28,8 @@ def _gpu(name: str, mib: int, capability: tuple[int, int], *, unified: bool = Fa
     return Device("gpu", f"NVIDIA {name}", mib * MIB, capability, is_unified=unified)
 
 
-# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory as nvidia-smi reports it, which is neither the GB
-# nor the GiB of a data sheet: https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, and where a line says so.
+# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory as nvidia-smi reports it:
+# https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, or the link in the line.
 GPUS = {
     "rtx3090": _gpu("GeForce RTX 3090", 24_576, (8, 6)),
     "rtx4090": _gpu("GeForce RTX 4090", 24_564, (8, 9)),  # https://github.com/vllm-project/vllm/issues/7553
@@ -43,16 +43,16 @@ GPUS = {
     "b200": _gpu("B200", 183_359, (10, 0)),  # https://github.com/NVIDIA/TensorRT-LLM/issues/10278
     "b300": _gpu("B300 SXM6 AC", 275_040, (10, 3)),
     "gb300": _gpu("GB300", 284_208, (10, 3)),
-    # Of torch, as nvidia-smi reports none: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
+    # nvidia-smi reports none; from torch: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
     "dgx-spark": _gpu("GB10", 124_611, (12, 1), unified=True),
 }
 
 
 def highest_fraction(machine: Device) -> float:
-    """Return the largest part of the device's memory that is proposed for weights and pools.
+    """Return the largest proposed share of device memory for weights and pools; activations and graphs use the rest.
 
-    Activations and graphs take the rest. The host's programs share unified memory: servers were killed at 0.85 on a DGX
-    Spark, and none at 0.80 (SGLang's cookbook for Qwen3.8-27B).
+    The host's programs share unified memory: servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's
+    cookbook for Qwen3.8-27B).
     """
     return 0.8 if machine.is_unified else 0.9
 
@@ -60,7 +60,7 @@ def highest_fraction(machine: Device) -> float:
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
     """Return the GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
 
-    Torch is asked in a separate process, because a process that has initialised CUDA cannot fork others that use it.
+    A separate process asks torch, because a process that has initialised CUDA cannot fork others that use it.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
@@ -83,11 +83,11 @@ def asked_about(
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        memory_gib: memory instead of the named GPU's own. Without a name, a Hopper GPU is assumed.
+        memory_gib: overrides the named GPU's memory. Without a name, a Hopper GPU is assumed.
         gpu: a name in :data:`GPUS`, in any case.
 
     Raises:
-        DFlashError: no such GPU, or no such memory.
+        DFlashError: no such GPU, or an invalid size.
     """
     if gpu is not None and gpu.lower() not in GPUS:
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"

@@ -1,4 +1,4 @@
-"""Expected memory of one rank: from settings, configurations and headers to the division of a device."""
+"""Expected memory of one rank, from settings, configurations and headers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryTable:
     fraction: float  # static part of the device's memory
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether the weights are those of safetensors headers, served as stored: no estimate
+    weighed: bool  # whether the weights are known exactly: read from safetensors headers, served as stored
 
 
 def unknown_size(pair: Pair) -> Finding | None:
@@ -69,7 +69,7 @@ def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: 
 def divide(
     settings: Settings, machine: Device, pair: Pair, sizing: Sizing, static_bytes: float
 ) -> tuple[Pools, Pools | None]:
-    """Return the division as served; then, if a hybrid's blocks are verified, with states stored the other way."""
+    """Return the division as served and, for a verified hybrid target, with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
@@ -78,7 +78,7 @@ def divide(
 
 
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
-    """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
+    """Return what one rank stores and its limits; an unusable size or dtype is a DFlashError."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
@@ -111,7 +111,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
 def _request_states(
     settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    """State and scratch of a request, kept and replayed; float32 by default. The variable only sets kept states."""
+    """Return state and scratch of a request, kept and replayed. The dtype's variable only applies to kept states."""
     chosen = settings.state_dtype(machine)
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
@@ -120,7 +120,7 @@ def _request_states(
         for each in (kept_dtype, chosen or "float32")
     )
     if settings.disaggregation_mode == "prefill" and not (
-        # A prefill server has no verify scratch, with these exceptions of SGLang (_pd_prefill_skips_mamba_spec_state).
+        # SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
         settings.enable_pd_role_switch or settings.enable_unified_memory
     ):
         return RequestState(kept.slot), RequestState(replayed.slot)
@@ -132,14 +132,13 @@ def _request_states(
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
-    """Whether headers were read, and no argument makes the weights smaller than they state."""
     quantised = settings.quantization and pair.quantisation is None
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0
     return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
 
 
 def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:
-    # All ranks divide MLPs; those that serve the same requests divide the rest (DP attention).
+    # All ranks divide MLPs; ranks that serve the same requests divide the rest (DP attention).
     whole = _all_bytes(pair, dtype)
     mlp = _mlp_bytes(pair, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing
@@ -151,7 +150,7 @@ def _all_bytes(pair: Pair, dtype: str, part: str = "") -> int:
         return _stated_size(pair.target_files)
     is_plain = pair.quantisation is None
     read = (header for name, header in headers.items() if part in name and not name.startswith("mtp."))
-    return sum(  # plain floats in ``dtype``, everything else as stored; not multi-token prediction's
+    return sum(  # plain floats in ``dtype``, everything else as stored, without multi-token prediction
         int(each.numel * dtype_bytes(dtype)) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
 

@@ -1,8 +1,8 @@
-"""The division of a device's memory, computed before anything is loaded as SGLang will do it.
+"""Prediction of SGLang's division of a device's memory: weights, then recurrent states, then K/V.
 
-Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23
-(``_handle_max_mamba_cache``) gives recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets as
-many requests run as find state slots. Verify scratch is taken from the states' part.
+SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives recurrent states
+``mamba_full_memory_ratio`` parts to one part of K/V, and runs as many requests as have state slots. Verify scratch is
+charged to the states.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class RequestState:
 
     slot: int = 0  # one state
     scratch: int = 0  # kept by a verify until its commit
-    records: int = 0  # the part of the scratch that holds what every token wrote, if states are replayed
+    records: int = 0  # the part of the scratch that holds replay records
 
 
 @dataclass(frozen=True)
 class Sizing:
     """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
 
-    ``kept`` is a request's state if verification stores the state after every token, ``replayed`` if it stores what
-    every token writes.
+    ``kept`` is a request's state if a verify stores the state after every token, ``replayed`` if it stores what every
+    token writes.
     """
 
     target_weights: int
@@ -47,16 +47,16 @@ class Sizing:
     kept: RequestState
     replayed: RequestState
     block: int  # positions of the widest block
-    slots_per_request: int  # recurrent-state slots of a running request
+    slots_per_request: int  # per running request
     context: int  # tokens of the longest request
     max_running: int  # requested number of concurrent requests
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens; None if SGLang decides
     max_states: int | None = None  # --max-mamba-cache-size; None if SGLang decides
-    page: int = 1  # tokens of a K/V page
+    page: int = 1  # tokens per K/V page
     ring: int | None = None  # the drafter's K/V slots per request under a draft window
     in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
-    copies: bool = False  # whether blocks are copied
+    copies: bool = False
 
     @property
     def weights(self) -> int:
@@ -82,7 +82,7 @@ class Pools:
     replay: bool
     tokens: int  # slots of the target's K/V; 0 if memory does not hold one request
     state_slots: int
-    running: int  # requests that can run at once
+    running: int  # concurrent requests
 
     @property
     def state(self) -> RequestState:
@@ -90,18 +90,17 @@ class Pools:
 
     @property
     def held(self) -> int:
-        """Requests that hold rows."""
         return self.running + (self.sizing.in_transfer or 0)
 
     @property
     def history(self) -> int:
-        """Bytes of a request's history, from which blocks are copied; 0 without. It is not static memory."""
+        """Bytes per request of the history for copied blocks, or 0. It is outside static memory."""
         sizing = self.sizing
         return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
+        """Bytes of whole pools, by their names in ``/server_info`` (``memory_bytes``)."""
         sizing, rows = self.sizing, self.held + 1  # a padding row
         draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
         return {
@@ -116,20 +115,19 @@ class Pools:
 
     @property
     def state_price(self) -> int:
-        """Tokens of K/V that take as many bytes as one recurrent state."""
+        """K/V tokens that take as many bytes as one recurrent state."""
         sizing = self.sizing
         return -(-self.state.slot // sizing.per_token)
 
     def requests_of(self, tokens: int) -> int:
-        """Requests of ``tokens`` tokens, or of a whole context if that is shorter, that run at once."""
+        """Return how many requests of ``tokens`` tokens, or of a whole context if shorter, run at once."""
         return min(self.running, self.tokens // min(tokens, self.sizing.context))
 
     def prefixes(self, slots_per_request: int | None = None) -> int:
-        """Distinct prefixes that a hybrid target's cache keeps in addition to those of the running requests.
+        """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
-        A running request holds its state, its snapshots and its prefix. SGLang counts one slot more for it, for the
-        prefix that its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a
-        dense target.
+        A running request holds its state, its snapshots and its prefix. SGLang counts one more slot for the prefix that
+        its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a dense target.
 
         ``slots_per_request`` may be that of another ``--mamba-radix-cache-strategy``.
         """
@@ -168,7 +166,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
 
 
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return state slots, running requests, and the bytes that are left for K/V.
+    """Return state slots, running requests, and the bytes left for K/V.
 
     Scratch grows with the running requests. SGLang budgets a whole slot for each position of the block, though
     convolution windows overlap.
@@ -184,8 +182,8 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
     """Return the same as :func:`_fit_kept`. Scratch is reserved for every requested request.
 
-    SGLang takes the records from the states' part. It forgets the convolution windows, which our ``states/replay.py``
-    takes from the whole.
+    SGLang charges records to the state budget and omits convolution windows; ``states/replay.py`` subtracts those from
+    the total.
     """
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records)
@@ -210,7 +208,7 @@ def _states_part(sizing: Sizing, rest: float) -> float:
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """Slots of the drafter's pool with padding: the target's, or its rings under a draft window."""
+    """Return the slots of the drafter's pool with padding: the target's, or its rings under a draft window."""
     if ring is None:
         return tokens + page
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
@@ -219,7 +217,7 @@ def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | 
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
     """Return the lowest ratio, from the given one, that lets all requests run; otherwise the one that lets most run.
 
-    A higher ratio leaves K/V for one whole context, unless the given one leaves less.
+    Every higher ratio must leave K/V for one full context, or as much as the given ratio leaves.
     """
     tenths = range(int(sizing.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1)
     ratios = [sizing.state_share, *(each / 10 for each in tenths)]

@@ -10,7 +10,7 @@ from typing import Any
 
 @cache
 def published_pairs() -> dict[str, dict[str, Any]]:
-    """Return the model cards by target: names, figures and the setup of their measurement.
+    """Return the model cards by target: names, figures and measurement setup.
 
     ``thinking`` is None if the card does not state it.
     """
@@ -19,7 +19,7 @@ def published_pairs() -> dict[str, dict[str, Any]]:
 
 
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
-    """Return a drafter's card by the last part of its name or path; None if it is not a published drafter."""
+    """Return a drafter's card by the last part of its name or path; None if unpublished."""
     last = Path(name_or_path).name.lower()
     return next((card for card in published_pairs().values() if Path(card["drafter"]).name.lower() == last), None)
 

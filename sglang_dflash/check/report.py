@@ -1,4 +1,4 @@
-"""``sglang-dflash check``: the preflight of a command line, and its result: a verdict, a table or JSON."""
+"""The preflight of ``sglang-dflash check``, and its output: a verdict, a table or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
 _RUNNING, _LENGTH = "running requests", "tokens per request"
-SHORTEST = 2048  # tokens of K/V for a prompt and a short answer
+SHORTEST = 2048  # K/V tokens for a prompt and a short answer
 _ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -39,10 +39,7 @@ _PRICES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Findings in the order of the rules, and the plan unless an earlier finding stops the pair.
-
-    ``advice`` are flags that would let more requests run.
-    """
+    """Findings in the order of the rules, and the plan unless an earlier finding stops the pair."""
 
     findings: list[Finding]
     plan: ServingPlan | None = None
@@ -54,8 +51,8 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
     """Check a command line by the rules and decisions of a launch.
 
     Args:
-        machine: what will serve.
-        load: what it should hold at once; None if the user did not state it.
+        machine: the machine that will serve.
+        load: what it should hold at once, if stated.
     """
     first = apply("settings", _is_checked, settings)
     if first.level != "ok":
@@ -70,7 +67,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         *check_flags(settings, pair, machine),
     ]
     if any(finding.level == "error" for finding in findings):
-        return Report(findings)  # sizes of a pair that does not match mean nothing
+        return Report(findings)  # sizes of a mismatched pair mean nothing
     if pair.kind:
         return Report(findings)  # left to SGLang's own worker
     findings.append(apply("worker", _worker, settings, pair, machine))
@@ -183,7 +180,7 @@ def _load(
 ) -> Finding:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
-        return note(f"served; {contexts} contexts kept")  # it answers a question of the user
+        return note(f"served; {contexts} contexts kept")  # answers the user's question
     if proposal := adviser.propose(load):
         remedy = f"set {proposal}"
     else:
@@ -205,7 +202,6 @@ def _load(
 
 
 def to_json(report: Report, exit_code: int) -> dict[str, Any]:
-    """Return what ``sglang-dflash check --json`` prints."""
     plan, memory = report.plan, report.memory
     return {
         "findings": [asdict(finding) for finding in report.findings],
@@ -226,7 +222,6 @@ def _pools_json(pools: Pools) -> dict[str, Any]:
 
 
 def verdict(report: Report) -> str:
-    """Return whether the pair can be served here, in a few words."""
     errors = sum(finding.level == "error" for finding in report.findings)
     memory = report.memory
     if memory is not None and memory.static_bytes and not memory.served.running:
@@ -247,7 +242,7 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
 
     Args:
         title: the pair and the machine.
-        command: that starts the server.
+        command: starts the server.
     """
     yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory

@@ -1,7 +1,8 @@
-"""Bytes that a token or a request takes on one rank, from the two configurations alone.
+"""Bytes per token or per request on one rank, from the two configurations alone.
 
-The formulas are those of SGLang 0.5.23's pools: ``mem_cache/memory_pool.py`` for K/V and recurrent states,
-``configs/mamba_utils.py`` for the states' shapes and a replay's records (``replayssm_ring_bytes_per_req``)."""
+The formulas follow SGLang 0.5.23: ``mem_cache/memory_pool.py`` for K/V and recurrent states, ``configs/mamba_utils.py``
+for state shapes and replay records (``replayssm_ring_bytes_per_req``).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sglang_dflash.plan.pair import DTYPE_BYTES, count, full_layers, matrix_numb
 
 
 def dtype_bytes(name: Any) -> float:
-    """Return the bytes of an element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
+    """Return the bytes per element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
@@ -28,7 +29,7 @@ def dtype_bytes(name: Any) -> float:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """One request's recurrent state over all linear layers of one rank; all parts 0 for a dense target."""
+    """One request's recurrent state over all linear layers of one rank; all parts are 0 for a dense target."""
 
     recurrent: int  # the gated delta rule's matrices
     conv: int  # the last conv_kernel - 1 inputs of the causal convolution
@@ -40,15 +41,15 @@ class StateBytes:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Convolution inputs of a block and before it: overlapping windows, stored once."""
+        """Return the bytes of a block's overlapping convolution windows, stored once."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
-        """Scratch of a request whose verify keeps the state after every position of a block."""
+        """Return the scratch of a verify that keeps the state after every position of a block."""
         return block * self.recurrent + self.windows(block)
 
     def records(self, block: int, ring: int) -> int:
-        """Scratch of a request whose verify keeps what every token wrote, in a ring of ``ring`` positions."""
+        """Return the scratch of a verify that keeps what every token wrote, in a ring of ``ring`` positions."""
         return ring * self.record + self.windows(block)
 
 
@@ -68,7 +69,7 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int)
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
     """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
-    A number of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such numbers, and
+    An element of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such elements, and
     decays in float32 (``MambaPool.__init__``).
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)

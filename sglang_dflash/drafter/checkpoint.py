@@ -1,6 +1,6 @@
 """A model's files, from a folder or the Hugging Face hub: configuration, safetensors headers and single tensors.
 
-A model is a download, so sizes are checked before files are read.
+Models are untrusted downloads, so sizes are checked before files are read.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """Dtype and shape of one tensor in a safetensors header."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -84,17 +82,17 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        return os.path.isdir(self.name)  # False for a name that no path can have, where Path.is_dir raises
+        return os.path.isdir(self.name)  # False for an impossible name, where Path.is_dir raises
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json`` in the plain form, whichever trainer or tool wrote it; errors as of :func:`plain_form`."""
+        """``config.json`` in the plain form; errors as in :func:`plain_form`."""
         config = dict(plain_form(self.published))
         return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
 
     @cached_property
     def published(self) -> dict[str, Any]:
-        """``config.json`` as its trainer wrote it; DFlashError if there is none, or it is no JSON object."""
+        """``config.json`` as its trainer wrote it; DFlashError if it is missing or no JSON object."""
         config = self.json(CONFIG)
         if config is None:
             raise self._not_found()
@@ -105,7 +103,7 @@ class ModelFiles:
         """The model's folder; for a hub id, its snapshot in the local cache, with the small files downloaded.
 
         Raises:
-            DFlashError: the hub rejects the model, or it cannot be reached and its cache is incomplete.
+            DFlashError: the hub rejects the model, or it cannot be reached and the cache is incomplete.
         """
         if self.is_local:
             return Path(self.name)
@@ -121,19 +119,19 @@ class ModelFiles:
             raise self._not_found() from error
 
     def path(self, file: str) -> Path | None:
-        """Return the path of one small file; None if the model has no such file. Errors as of :attr:`folder`."""
+        """Return the path of one small file; None if the model has no such file. Errors as in :attr:`folder`."""
         path = self.folder / file
         if path.is_file():
             return path
         if not self.is_local:
             try:
                 hub.get_cached_repo_tree(self.name, revision=self.revision)
-            except errors.CachedRepoTreeNotFoundError as error:  # offline, with a snapshot that may lack the file
+            except errors.CachedRepoTreeNotFoundError as error:  # offline, and the snapshot may lack the file
                 raise self._unreachable(hub_problem() or "files are not listed", self.folder) from error
         return None
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file at :meth:`path`; None if the model has no such file."""
+        """Return the object in a JSON file; None if the model has no such file."""
         path = self.path(file)
         return None if path is None else read_object(path)
 
@@ -142,7 +140,7 @@ class ModelFiles:
         """Header of every tensor; None if there is no safetensors file, or the hub cannot be reached.
 
         Raises:
-            DFlashError: a local file does not hold what its header describes.
+            DFlashError: a local file does not match its header.
         """
         if self.is_local:
             return self._headers() or None
@@ -161,7 +159,6 @@ class ModelFiles:
 
     @cached_property
     def index(self) -> dict[str, Any] | None:
-        """The index of a sharded checkpoint; None without one."""
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
 
@@ -169,7 +166,7 @@ class ModelFiles:
         """Return a tensor or some of its rows; None if no file of the folder holds them.
 
         Args:
-            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
+            name: end of the tensor's name, after a dot: multimodal models nest their language model.
         """
         for file in _weight_files(self.folder):
             with (
@@ -186,7 +183,7 @@ class ModelFiles:
         return None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        # Of the safetensors files that the index names, or of all.
+        # of the safetensors files that the index names, or of all
         files = _weight_files(self.folder)
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
@@ -220,12 +217,12 @@ class ModelFiles:
 def hub_problem() -> str | None:
     """Return why the hub cannot be reached, within seconds; None if it answers.
 
-    The hub's client waits without a limit where a firewall drops its packets.
+    The hub's client waits without a limit if a firewall drops its packets.
     """
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        # Any answer will do.
+        # any answer will do
         hub.get_session().head(constants.ENDPOINT, timeout=Timeout(5, connect=2), follow_redirects=False)
     except (TransportError, OSError) as error:
         return f"{constants.ENDPOINT}: {error}"
@@ -235,9 +232,9 @@ def hub_problem() -> str | None:
 def plain_view(files: ModelFiles) -> Path | None:
     """Write the folder from which SGLang loads a drafter in another trainer's or a quantising tool's form.
 
-    SGLang reads a drafter's configuration in many places, through transformers, which supports neither the classes nor
-    the nesting of other trainers. The folder, in this user's cache, holds the plain ``config.json`` and links to the
-    drafter's other files. A drafter on the hub is downloaded first, as SGLang would do later.
+    SGLang reads a drafter's configuration through transformers, which does not support other trainers' classes and
+    nesting. The folder, in this user's cache, holds the plain ``config.json`` and links to the drafter's other files. A
+    drafter on the hub is downloaded first, as SGLang would do later.
 
     Returns:
         The folder; None if the drafter's own folder is plain.
@@ -251,7 +248,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # From Model Optimizer's file SGLang would build quantised layers.
+    # SGLang would build quantised layers from Model Optimizer's file.
     replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
     linked = sorted(file for file in others if file.is_file())
@@ -283,7 +280,7 @@ def _write_view(view: Path, linked: list[Path], config: dict[str, Any]) -> None:
         try:
             draft.rename(view)
         except OSError:
-            if not view.is_dir():  # otherwise another server has just written the same folder
+            if not view.is_dir():  # otherwise another server has just written it
                 raise
 
 
@@ -291,15 +288,15 @@ def read_text(file: Path) -> str:
     """Read a regular UTF-8 file of up to :data:`LARGEST` bytes; anything else is a DFlashError."""
     problem = f"is no regular file of up to {LARGEST >> 20} MiB"
     try:
-        if file.is_file() and file.stat().st_size <= LARGEST:  # reading a pipe would wait for its writer
+        if file.is_file() and file.stat().st_size <= LARGEST:  # reading a pipe would block
             return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+    except (OSError, ValueError) as error:  # not UTF-8, or an impossible file name
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
     raise _unreadable(file, problem, "a text file")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object as :func:`read_text` reads text; anything else is a DFlashError."""
+    """Read a JSON object; errors as in :func:`read_text` and :func:`parse_object`."""
     return parse_object(read_text(file), str(file))
 
 
@@ -323,10 +320,10 @@ def _read_header(file: Path) -> dict[str, TensorHeader]:
         with safe_open(file, framework="np") as stored:  # compares the header with the file's size
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
             tensors = {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible file name
         raise _unreadable(file, f"has no valid header ({str(error)[:200]})", _COMPLETE) from None
     for name, tensor in tensors.items():
-        # No bytes stand behind the other sizes of an empty tensor.
+        # An empty tensor's other sizes are not bounded by the file's size.
         if len(tensor.shape) > 8 or math.prod(max(size, 1) for size in tensor.shape) >> 48:
             raise _unreadable(file, f"describes {name!r} with the shape {list(tensor.shape)[:9]}", _COMPLETE)
     return tensors

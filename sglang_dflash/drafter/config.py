@@ -1,6 +1,6 @@
 """The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-The file is not read through transformers: its Qwen3 configuration drops ``sliding_window`` if ``use_sliding_window`` is
+transformers does not read the file: its Qwen3 configuration drops ``sliding_window`` if ``use_sliding_window`` is
 false, although ``layer_types`` may name sliding layers.
 """
 
@@ -42,24 +42,24 @@ class DrafterConfig(BaseModel):
     """A drafter's configuration; every field has been checked.
 
     Attributes:
-        block_size: tokens of one draft block, the anchor included; None if not stated.
+        block_size: tokens of one draft block, anchor included; None if not stated.
         mask_token_id: token id of the block's positions after the anchor.
         target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
-        num_target_layers: layers of the target it was trained with; None if not stated.
+        num_target_layers: layers of the training target; None if not stated.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
         sliding_window: tokens that a sliding layer attends to, the current one included; None without sliding layers.
-        causal: per layer, whether a position of the block attends only to positions up to itself. By default
-            sliding layers are causal and full layers bidirectional; ``is_causal`` sets all of them.
+        causal: per layer, whether a block position attends only to positions up to itself. By default sliding layers
+            are causal and full layers bidirectional; ``is_causal`` sets all of them.
         rotary_dim: dimensions of a head that RoPE rotates.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
-        input_scale: factor of the block's input embeddings.
-        output_scale: factor of the logits. Without a selector it changes the margins of drafts, which copies are
-            compared with, not the drafts.
+        input_scale: scale of the block's input embeddings.
+        output_scale: scale of the logits. Without a selector it changes only the margins, which copies are compared
+            with.
         conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction; 0
-            without the convolution.
+            without it.
         selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
-            without the selector.
-        logit_cap: soft cap of the scaled logits; None for none. It acts as ``output_scale`` does.
+            without it.
+        logit_cap: soft cap of the scaled logits, or None. It affects only margins, as ``output_scale`` does.
         draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         dtype: name of the checkpoint's dtype; None if not stated.
@@ -90,12 +90,12 @@ class DrafterConfig(BaseModel):
     attention_bias: bool = False
     rope_theta: _Number
     partial_rotary_factor: _Number = 1.0
-    rope_dim: _Count | None = None  # the trained width: partial_rotary_factor is then a copy of the target's
+    rope_dim: _Count | None = None  # the trained width; partial_rotary_factor is then a copy of the target's
     rope_scaling: dict[str, Any] | None = None
     input_scale: _Number = Field(1.0, alias="input_embedding_scale")
     output_multiplier: _Number = 1.0
     logit_scale: _Number = 1.0
-    # The kernels hold these of DFlash2 in registers.
+    # DFlash2's kernels hold these in registers.
     conv_taps: Annotated[int, Field(alias="conv_kernel_size", ge=0, le=16)] = 0
     conv_group: Annotated[int, Field(alias="conv_group_size", ge=0, le=1 << 31)] = 0
     selector_rank: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -121,7 +121,7 @@ class DrafterConfig(BaseModel):
 
     @classmethod
     def none(cls, target: Mapping[str, Any]) -> DrafterConfig:
-        """Return the configuration of no drafter, for a target's ``config.json``: no layer, only the anchor."""
+        """Return the configuration without a drafter, for a target's ``config.json``: no layer, only the anchor."""
         return cls.model_construct(
             block_size=1,
             mask_token_id=0,
@@ -137,7 +137,6 @@ class DrafterConfig(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
-        """Read a drafter's ``config.json``; errors as of :func:`load_config` and :meth:`from_dict`."""
         return cls.from_dict(load_config(path))
 
     @classmethod
@@ -145,8 +144,8 @@ class DrafterConfig(BaseModel):
         """Parse a drafter's configuration in any trainer's form.
 
         Raises:
-            DFlashError: as :func:`plain_form`; the drafter is of another kind (:func:`kind_left_to_builtin`); or a key
-                is unusable.
+            DFlashError: as :func:`plain_form`; another type of drafter (:func:`kind_left_to_builtin`); or an unusable
+                key.
         """
         config = plain_form(config)
         if kind := kind_left_to_builtin(config):
@@ -168,7 +167,7 @@ class DrafterConfig(BaseModel):
 
 
 def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Join keys with several spellings, and leave out those that have no effect."""
+    """Join keys with several spellings, and drop those without effect."""
     stated, other = keys.get("is_causal"), keys.get("causal")  # vLLM reads the second
     agree = stated is None or other is None or stated == other
     require(agree, "is_causal", stated, f"the same as dflash_config.causal, which is {other}")
@@ -210,7 +209,7 @@ def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: bool) -> None:
-    """Check what several keys must fit. ``selects`` is whether the architecture has DFlash2's selector."""
+    """Check conditions across keys. ``selects``: whether the architecture has DFlash2's selector."""
 
     def check(condition: object, key: str, expected: str) -> None:
         require(bool(condition), key, keys.get(key), expected)
@@ -238,5 +237,5 @@ def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: b
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """Read a model's ``config.json`` as its trainer wrote it; errors as of :attr:`ModelFiles.published`."""
+    """Read a model's ``config.json`` as its trainer wrote it; errors as in :attr:`ModelFiles.published`."""
     return ModelFiles(str(path)).published

@@ -1,7 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-Weights are dequantised to float32 when they are loaded, by compressed-tensors; FP8 and GPTQ are expressed in its terms.
-A layer is quantised if its tensors are: lists of exceptions are not read. Shapes are checked on headers.
+compressed-tensors dequantises weights to float32 at load; FP8 and GPTQ are expressed in its terms. A layer is quantised
+if its tensors are: lists of exceptions are not read. Shapes are checked on headers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SERVED = (
     "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
 )
 
-# The scale has two names in FP8 checkpoints; both are factors of the stored numbers.
+# FP8 checkpoints use two names for the scale, a factor of the stored values.
 _ALIASES = {"weight_scale_inv": "weight_scale"}
 _ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
 # GPTQ's tensors are those of compressed-tensors, transposed.
@@ -50,8 +50,7 @@ class Scheme:
     """How a linear layer's weight [O, I] is stored.
 
     Attributes:
-        layout: ``naive`` (one number per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or
-            ``gptq``.
+        layout: ``naive`` (one value per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or ``gptq``.
         args: bits, groups and zero points.
         zero_offset: added to stored zero points; 1 in GPTQ's first format.
     """
@@ -107,10 +106,10 @@ class Scheme:
             if zero is not None:
                 zero = unpack_from_int32(zero, bits, torch.Size((rows, scale.shape[1])), 0)
         if zero is not None and self.zero_offset:
-            half = 1 << (bits - 1)  # unpacked numbers are signed
+            half = 1 << (bits - 1)  # unpacked values are signed
             zero = (zero.int() + half + self.zero_offset) % (1 << bits) - half
         if order is not None:
-            # The library does not check this: columns may be grouped in any order, but all groups have one size.
+            # The library does not check that all groups have one size.
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
                 raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
@@ -126,7 +125,7 @@ class Quantised:
 
     Attributes:
         method: its name in ``config.json``.
-        groups: layers, by name, and how they are stored; names take precedence over the class of all linear layers.
+        groups: layer names and how they are stored; names take precedence over the class of all linear layers.
     """
 
     method: str
@@ -188,7 +187,7 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
     """Return the quantisation that a configuration declares; None for plain weights.
 
     Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
+        modelopt: content of Model Optimizer's ``hf_quant_config.json``, or None.
     """
     for place in (config, text_config(config)):
         for key in _KEYS:
@@ -208,7 +207,7 @@ def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> 
     """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers.
 
     Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
+        modelopt: content of Model Optimizer's ``hf_quant_config.json``, or None.
     """
     found = declared(config, modelopt)
     if found is None or is_set_aside(config):
@@ -226,7 +225,7 @@ def is_set_aside(config: Mapping[str, Any]) -> bool:
 
 
 def parse(config: Mapping[str, Any]) -> Quantised:
-    """Parse a declared quantisation; one that is not dequantised here is a DFlashError."""
+    """Parse a declared quantisation; an unsupported one is a DFlashError."""
     method = method_of(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):
@@ -238,12 +237,11 @@ def parse(config: Mapping[str, Any]) -> Quantised:
         return Quantised(method, read[method](config))
     except DFlashError:
         raise
-    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # from the library
+    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # raised by the library
         raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """Return the method of a declared quantisation (``"fp8"``, ``"modelopt"``)."""
     method = str(config.get("quant_method") or config.get("quant_algo") or "unnamed")
     return "compressed-tensors" if method == "compressed_tensors" else method
 

@@ -1,7 +1,6 @@
 """The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
 
-Only the tensors of DFlash and DFlash2 are accepted. A checkpoint with others is another kind of drafter, which would
-silently draft badly without its extra weights.
+Only tensors of DFlash and DFlash2 are accepted: a drafter without its extra weights would silently draft badly.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 
-# checkpoint module -> (the fused module that holds it, its shard there)
+# checkpoint module -> (fused module, shard)
 _FUSED: dict[str, tuple[str, str | int]] = {
     **{f"{shard}_proj": ("qkv_proj", shard) for shard in "qkv"},
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
@@ -43,7 +42,7 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that an unquantised checkpoint must have, by its name there."""
+    """Return the shape of every tensor that an unquantised checkpoint must have, by name."""
     if not config.num_layers:
         return {}
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
@@ -82,7 +81,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors that may exist and are not loaded: copies of the target's, and ``t2d``'s inverse."""
+    """Return the shapes of optional tensors that are not loaded: copies of the target's, and ``t2d``'s inverse."""
     if not config.copies_vocabulary:
         return {}
     drafted = config.draft_vocab_size or config.vocab_size
@@ -96,18 +95,18 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 class LoadReport:
-    """Compare the names and shapes of a checkpoint's tensors with a configuration."""
+    """Comparison of a checkpoint's tensor names and shapes with a configuration."""
 
     def __init__(self, config: DrafterConfig) -> None:
         self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
-        # Of a checkpoint that SGLang's quantised layers load, only module names are compared.
+        # If SGLang's quantised layers load the checkpoint, only module names are compared.
         self._quantised = config.quantization is not None
         self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
         self._unexpected: list[str] = []
         self._misshaped: list[str] = []
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, its shard, plain tensor. Record the others for :meth:`check`."""
+        """Yield the tensors to load: parameter, shard, plain tensor. Record the others for :meth:`check`."""
         weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
         if self._stored is not None:
             weights = self._stored.plain(weights, self._expected, self._misshaped)
@@ -115,7 +114,7 @@ class LoadReport:
             if name.endswith("rotary_emb.inv_freq") or not self._accepts(name, tuple(tensor.shape)):
                 continue
             if not self._quantised and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
-                # Its numbers lack the factor that makes them weights.
+                # quantised values without a declared scale
                 self._misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
                 continue
             yield *destination(name), tensor
@@ -150,8 +149,6 @@ class LoadReport:
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
     """Read ``mask_embedding.pt``, the trained embedding of the mask token, which replaces the target's row.
-
-    Some trainers write it next to the weights, since the target's row for the mask token is often untrained.
 
     Returns:
         [H], in the dtype of the file; None without a file.

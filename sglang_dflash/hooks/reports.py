@@ -1,4 +1,4 @@
-"""Hooks of reports: our figures in SGLang's."""
+"""Hooks that add our figures to SGLang's reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
 def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
 
-    SGLang counts the full width at every step. With several widths the worker reports each block's verified positions,
+    SGLang counts the full width at every step. Under adaptive width the worker reports each block's verified positions,
     anchors included, in ``cap_lens``.
     """
     if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
@@ -43,8 +43,6 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
 
 
 class _LoadsPlugins(dict[str, Any]):
-    """A dictionary that loads the plugins in the process that unpickles it."""
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
         return _after_plugins, (dict(self),)
 
@@ -55,10 +53,10 @@ def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
+    """Hook before ``write_data_for_multi_tokenizer``: load the plugins in the processes that read this pickle.
 
-    SGLang does not load plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``),
-    which would count the full width. All of them read this pickle.
+    SGLang loads no plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``), which
+    would count the full width.
     """
     return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
 

@@ -1,9 +1,9 @@
-"""Requests in the scheduler: which ones it rejects, and where the others end.
+"""Requests in the scheduler: which ones are rejected, and where the others end.
 
-A request is rejected if it needs a feature that DFLASH lacks or that no sampler can use. The others end at the token at
-which plain decoding ends them, though a step commits several. SGLang looks for an end in all tokens of a step at once,
-in an order of kinds: strings in the order of the request's list, then patterns, then tokens. Plain decoding calls the
-same function after every token.
+A request is rejected if it needs a feature that DFLASH lacks or a value that no sampler can use. The others end at the
+same token as under plain decoding, though a step commits several. SGLang searches all tokens of a step at once, by
+kind: strings in the order of the request's list, then patterns, then tokens. Plain decoding calls the same function
+after every token.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layer
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
-# Bounds that keep float32 logits finite after temperature, bias and penalty. The softmax of an infinity is NaN, which
-# would stop the scheduler for all requests. SGLang allows every float64.
+# Bounds that keep float32 logits finite after temperature, bias and penalty. SGLang allows every float64. The softmax
+# of an infinity is NaN, which would stop the scheduler for all requests.
 _LARGEST, _SMALLEST = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary, stored as int32
-# Parameters of a rejected request, which SGLang prefills nevertheless.
+# SGLang prefills a rejected request nevertheless, with these parameters.
 _HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
 
 
@@ -57,7 +57,7 @@ def _refusals(req: Any) -> Iterator[DFlashError]:
 
 
 def _drop_impossible_stops(req: Any) -> None:
-    # A token outside the vocabulary never stops a request, but it is an index if another request has min_new_tokens.
+    # A token outside the vocabulary never stops a request, but min_new_tokens of another request uses it as an index.
     stops = req.sampling_params.stop_token_ids
     if stops and not all(0 <= token < req.vocab_size for token in stops):
         req.sampling_params = copy.copy(req.sampling_params)
@@ -65,7 +65,6 @@ def _drop_impossible_stops(req: Any) -> None:
 
 
 def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
-    # Parameters that SGLang accepts but no sampler can use: value and expectation.
     if not params.temperature <= _LARGEST:
         yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):
@@ -81,7 +80,7 @@ def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
 
 
 def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``create_grammar_backend``: a grammar reads drafts, so it must be able to forget rejected ones.
+    """Hook after ``create_grammar_backend``: require grammars that can forget rejected drafts.
 
     Raises:
         DFlashError: grammars of this backend, which may be a plugin's, have no ``rollback``. The first constrained
@@ -117,7 +116,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
     try:
         for token in run:
             ids.append(token)
-            # The grammar has read the whole run, which ends where the grammar does.
+            # The grammar has already read the whole run.
             req.grammar = grammar if len(ids) == start + len(run) else None
             original(req, 1)
             if req.finished():
@@ -130,7 +129,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
 
 def _end_here(req: Req) -> None:
     end = req.finished_len = len(req.output_ids) if req.finished_len is None else req.finished_len
-    # SGLang has counted the whole run. Thinking starts at the first token, after a start marker that must be whole.
+    # SGLang has counted the whole run. Thinking starts at the first token, after a complete start marker.
     req.reasoning_tokens = 0 if end < req._think_start_match_len else min(req.reasoning_tokens, end)
 
 
@@ -141,10 +140,10 @@ def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
 
 
 def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
-    """Hook around ``StreamingSession.try_cache_finished_req``: keep only what a next turn may build on.
+    """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
 
-    A recurrent state cannot be rewound to the end that the client saw: release the turn to the prefix cache, where the
-    next turn finds it. Of other targets SGLang also keeps the last token, whose K/V may not exist yet.
+    A recurrent state cannot be rewound to the end that the client saw. Release such a turn to the prefix cache, where
+    the next turn finds it. On other targets SGLang also keeps the last token, whose K/V may not exist yet.
     """
     slot = None if serving.plan is None else sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):

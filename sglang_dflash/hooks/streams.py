@@ -1,7 +1,7 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-SGLang wrote its detokenizer and its parsers for one token per step. If a step has several, the detokenizer sends text
-twice and parsers lose calls. Our hooks remember what was sent, and parse each step in pieces of one token.
+SGLang wrote its detokenizer and parsers for one token per step. With several, the detokenizer sends text twice and
+parsers lose calls. Our hooks remember what was sent, and parse each step one token at a time.
 
 One difference remains. With byte fallback, tokenizers decode a run of byte tokens as a whole, and an invalid run as one
 U+FFFD per byte. If an answer is cut inside a character, its last chunk loses the other characters of that run.
@@ -20,8 +20,8 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.launch import get_server_args
 
-BYTES = 4  # the most that a character has
-CONTEXT = 6  # tokens before a text, without which its first one may be decoded otherwise
+BYTES = 4  # maximum per character
+CONTEXT = 6  # preceding tokens that decoding a token may depend on
 
 _tokenizer: Any = None
 _marker_or_character = re.compile(".", re.DOTALL)
@@ -29,10 +29,10 @@ _answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
 
 
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
-    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: text that was sent is not sent again.
+    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
 
-    Of a chunk that ends inside a character, SGLang sends whole words and stores where they end. The next chunk may move
-    that position back.
+    If a chunk ends inside a character, SGLang sends whole words and stores where they end. The next chunk may move that
+    position back.
     """
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
@@ -57,7 +57,7 @@ def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
 
 
 async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **keywords: Any) -> AsyncIterator[Any]:
-    """Hook around ``TokenizerManager.generate_request``: whoever parses an answer's text also finds its tokens."""
+    """Hook around ``TokenizerManager.generate_request``: keep each answer, so that its parsers find its tokens."""
     async with aclosing(original(*args, **keywords)) as answers:
         async for answer in answers:
             _answer.set(answer)
@@ -68,7 +68,7 @@ def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> 
     """Hook around each parser's method for streamed text: call it for one token at a time.
 
     Returns:
-        The joined results: texts, and the list of calls, in which consecutive argument deltas of one call are merged.
+        The joined results: texts, and the list of calls, with consecutive argument deltas of one call merged.
     """
     at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
     ends = set() if at_once else _ends_of_tokens(text)
@@ -86,12 +86,12 @@ def _we_serve() -> bool:
 
 
 def _ends_of_tokens(text: str) -> set[int]:
-    """Where the last tokens of the answer end in ``text``; without them, markers and single characters."""
+    """Return where the answer's last tokens end in ``text``; without tokens, where markers and characters end."""
     ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []
         for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
-            # As the detokenizer: the text of a token that ends inside a character comes with the next one.
+            # As in the detokenizer: a token that ends inside a character adds no text.
             before, after = (
                 _tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
                 for end in (k, k + 1)

@@ -1,6 +1,7 @@
 """The drafter's attention: queries of the block over context K/V and the block itself.
 
-Each layer projects a token's fused hidden states of the target to its own K and V; it never runs over the context.
+Each layer projects the target's fused hidden states of a context token to its own K and V; the layers never run over
+the context.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class QKNormRope(nn.Module):
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.
-        positions: number of rows of the RoPE table, allocated here because CUDA graphs hold its address.
+        positions: rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class QKNormRope(nn.Module):
         for param, row in zip(params, rows, strict=True):
             param.data = row
         self._weights = rows.unflatten(0, (len(norms), 2))
-        # No buffer: /weights_checker would reset it, and no update would write it again.
+        # No buffer: /weights_checker would reset it, and no update would restore it.
         self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:
@@ -84,7 +85,7 @@ class BlockNormRope:
     weights: Tensor
 
     def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a layer's Q and K, normalised and rotated, and V, each [T, heads * head_dim]."""
+        """Return a layer's normalised and rotated Q and K, and V, each [T, heads * head_dim]."""
         weights = self.weights[layer_id, None]
         heads, head_dim = weights.shape[1:]
         rotated = self.layers.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
@@ -132,7 +133,7 @@ def window_left(config: DrafterConfig) -> int:
 
 
 class ContextProjection:
-    """Project fused context vectors to K/V of all layers, in one batched matrix product.
+    """Projection of fused context vectors to K/V of all layers, in one batched matrix product.
 
     Each layer's plain ``qkv_proj`` weight becomes a view of one tensor, so that weight updates reach it. Quantised
     layers run one by one.
@@ -168,6 +169,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    # Stack weights [O, I] to [L, O, I], in the memory order of the first: by outputs or by inputs.
+    # Stack weights [O, I] to [L, O, I], in the memory order of the first (by outputs or by inputs).
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -25,7 +25,6 @@ def replace_on_host(name: str, function: Callable[..., Any]) -> None:
 
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Return whether operations on ``tensor`` run as CUDA kernels."""
     return tensor.is_cuda
 
 
@@ -39,8 +38,8 @@ def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Calla
     """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
 
     Args:
-        kernels: module with a launcher of the same name, imported at the first call: a machine without Triton never
-            needs it. None if torch's own functions serve every device.
+        kernels: module with a launcher of the same name, imported at the first call, so that a machine without Triton
+            never needs it. None if torch's own functions serve every device.
     """
 
     @wraps(definition)

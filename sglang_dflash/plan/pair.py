@@ -1,4 +1,4 @@
-"""The two models of a pair and the width file: each file is read once, at first use, and kept."""
+"""The two models of a pair and the width file. Each file is read once, at first use."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ DTYPE_BYTES: dict[str, float] = {
 }  # fmt: skip
 # SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer.
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
-_SHAPES = {  # keys that the shapes of a drafter's tensors depend on
+_SHAPES = {  # keys that determine the shapes of a drafter's tensors
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "layer_types",
 }  # fmt: skip
 _LARGEST = 1 << 31
-_BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
+_BLOCK = 16  # SGLang's default if neither a flag nor the drafter sets one
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and drafter, if there is one. Reading an attribute for the first time may raise DFlashError."""
+    """Target and optional drafter. Reading an attribute for the first time may raise DFlashError."""
 
     target_files: ModelFiles
     drafter_files: ModelFiles
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # of both configurations, where they have the key
-    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)  # of the drafter's alone
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # for keys of either configuration
+    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)  # for the drafter only
     width_file: str | None = None
     adaptive: bool = False
 
@@ -57,21 +57,19 @@ class Pair:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a drafter is given; otherwise every block is copied."""
         return bool(self.drafter_files.name)
 
     def read(self) -> None:
-        """Read both configurations and the width file now, so that errors in them are raised here."""
+        """Read both configurations and the width file now, so that their errors are raised here."""
         _ = self.drafter, self.widths, self.hybrid
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
-        """The target's ``config.json``."""
         return {**self.target_files.config, **self.overrides}
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
-        """The target's language model within its ``config.json``."""
+        """The language model's part of the target's ``config.json``."""
         return text_config(self.target)
 
     @cached_property
@@ -86,7 +84,6 @@ class Pair:
 
     @cached_property
     def tokenizer(self) -> dict[str, Any] | None:
-        """The target's ``tokenizer.json``; None without one."""
         return self.target_files.json("tokenizer.json")
 
     @cached_property
@@ -113,12 +110,12 @@ class Pair:
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """The adaptive widths; None for a fixed block. Copies alone are adaptive: most steps have none."""
+        """The adaptive widths; None for a fixed block. Without a drafter the width is always adaptive: most steps copy
+        nothing."""
         return read_config(self.width_file) if self.adaptive or not self.has_drafter else None
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether the target has recurrent layers."""
         return is_hybrid(self.target)
 
     @cached_property
@@ -127,7 +124,7 @@ class Pair:
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
-        """Positions of the widest block, anchor included."""
+        """Return the positions of the widest block, anchor included."""
         return settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
 
     def served_dtype(self, settings: Settings) -> str:
@@ -164,12 +161,11 @@ class Pair:
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:
-        """The same pair, whose drafter is loaded from its plain form in ``view``; the target is not read again."""
+        """Return the same pair with the drafter's plain form in ``view``; the target is not read again."""
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
 
 
 def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
-    """Return the dtype of ``auto``: FP8 where the checkpoint's quantisation states it in a form that SGLang reads."""
     scheme = stored.get("kv_cache_scheme")
     algorithm = stored.get("kv_cache_quant_algo")
     if str(stored.get("quant_method")).startswith("modelopt") and isinstance(scheme, Mapping):
@@ -200,14 +196,13 @@ def full_layers(text: Mapping[str, Any]) -> int:
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Return whether a target has recurrent layers."""
     text = text_config(config)
     layers = text.get("num_hidden_layers")
     return isinstance(layers, int) and full_layers(text) < layers
 
 
 def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
-    """Return the numbers in a request's recurrent matrices (gated delta rule) on one rank, over all layers.
+    """Return the number of elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers.
 
     0 for a dense target, and for one that does not state its heads.
     """

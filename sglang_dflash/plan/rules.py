@@ -1,8 +1,8 @@
 """Rules of a command line on a machine, and the order of all rules.
 
-A server that starts and ``sglang-dflash check`` apply the same rules. The rules on backends are those of SGLang
-0.5.23's ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``, some of which it applies only
-after loading.
+A launch and ``sglang-dflash check`` apply the same rules. Those on backends follow SGLang 0.5.23's
+``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``; SGLang applies some of them only after
+loading.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_at
 def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
     """Return findings on a command line, from its configurations, headers and small files.
 
-    A launch logs the warnings and raises the first error; ``sglang-dflash check`` prints all of them.
+    A launch logs the warnings and raises the first error; ``sglang-dflash check`` prints all.
     """
     valid = apply("settings", _valid, settings)
     if valid.level == "error":
-        return [valid]  # no number can be computed from it
+        return [valid]  # later rules compute with its numbers
     findings = [valid, *(apply(about, rule, settings, pair) for about, rule in _FLAGS.items())]
     read = apply("configuration", _configuration, pair, machine)
     if read.level != "ok":
@@ -106,7 +106,6 @@ def _pipeline(settings: Settings, pair: Pair) -> Finding:
 
 
 def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
-    """Return the refusal of a grammar backend."""
     return DFlashError(
         f"--grammar-backend {backend}: {grammar} has no rollback, and one constrained request would end the server",
         expected="a backend whose grammars can be rolled back past rejected drafts",
@@ -129,7 +128,7 @@ _FLAGS: dict[str, Rule] = {
 
 
 def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iterator[Finding]:
-    """Yield findings on attention backends. Without a known compute capability nothing is checked."""
+    """Yield findings on attention backends; none are checked without a known compute capability."""
     names = (*_TARGET_BACKENDS, "speculative_draft_attention_backend")
     chosen = {name: value for name in names if (value := getattr(settings, name))}
     if machine.capability is None:
@@ -146,7 +145,7 @@ def _syncs(settings: Settings, pair: Pair, machine: Device) -> Finding:
     if backend != "flashinfer":
         return ok(str(backend or "unknown"))
     other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
-    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best there is
+    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best available
     return level(
         "flashinfer, for a drafter with sliding layers: the host waits for the device three times per step",
         expected="a backend that plans without waits",
@@ -166,7 +165,6 @@ def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, in
 
 
 def check_plan(plan: ServingPlan) -> Iterator[Finding]:
-    """Yield findings on the plan."""
     if plan.exact or plan.inexact:
         yield apply("exact", _exact, plan)
 

@@ -1,4 +1,4 @@
-"""The plan of the server that this process belongs to, as the rest of the package reads it."""
+"""The serving plan of this process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class DraftWindow:
 
     tokens: int  # context tokens before the block
     block: int  # positions of the widest block
-    page: int  # slots of a KV page
+    page: int  # slots per KV page
 
     def ring_slots(self, context: int) -> int:
         """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
         Reading starts on a page boundary, up to ``page - 1`` tokens before the window, and ends with the block. A slot
-        must not be written again while it can still be read. The block that ends a request may commit tokens beyond
-        ``context``, and the next step reads them if it was launched before the host saw that end.
+        must not be written while it can still be read. The block that ends a request may commit tokens beyond
+        ``context``, and the next step reads them if it was launched before the host saw the end.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -38,12 +38,11 @@ class DraftWindow:
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
 
-    A sliding layer keeps the window it was trained with, ``sliding_window - 1`` tokens before its query. All layers
-    share one slot table, so a shorter window than that would save no slot: full layers then read as far as the sliding
-    ones.
+    A sliding layer reads ``sliding_window - 1`` tokens before its query. Layers share one slot table: a window below
+    the sliding window saves nothing, so full layers then use the sliding window.
 
     Args:
-        requested: ``--speculative-draft-window-size``, tokens; None where it is not given.
+        requested: ``--speculative-draft-window-size``, tokens; None if absent.
     """
     if requested is None or not drafter.num_layers:
         return None
@@ -65,8 +64,8 @@ class ServingPlan:
     copies: bool  # whether blocks are copied from text that repeats earlier parts of the same request
     overlap: bool  # whether the scheduler may overlap with the forward pass
     role: Role
-    exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
-    inexact: tuple[str, ...] = ()  # why not, where it was requested
+    exact: bool = False  # whether a verify is bit-identical to plain decoding
+    inexact: tuple[str, ...] = ()  # why not, if it was requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the drafter's config.json that the user set
 
     @property
@@ -85,7 +84,7 @@ class ServingPlan:
         return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
 
     def describe(self) -> dict[str, object]:
-        """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
+        """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
             "block_size": self.block,
             "drafted": self.drafted,
@@ -103,12 +102,12 @@ class ServingPlan:
         }
 
 
-# The plan that this process serves: set once SGLang has asked which worker class to construct, None where SGLang's own
-# worker serves. What SGLang calls or constructs reads it here; everything else receives the plan.
+# Set when SGLang requests the worker class; None if SGLang's own worker serves. Hooks and classes that SGLang
+# constructs read it here; all other code receives the plan.
 plan: ServingPlan | None = None
 
 
 def the_plan() -> ServingPlan:
-    """The plan, in code that only runs while our worker serves."""
+    """Return the plan, in code that runs only while our worker serves."""
     assert plan is not None, "our worker does not serve in this process"
     return plan

@@ -1,7 +1,4 @@
-"""Every server argument and environment variable that this package reads: typed, with SGLang's defaults.
-
-Variations are made with ``dataclasses.replace``.
-"""
+"""Every server argument and environment variable that this package reads: typed, with SGLang's defaults."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ WINDOW_FLAG = "--speculative-draft-window-size"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
-MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
-# --mamba-radix-cache-strategy -> recurrent-state slots of a running request, with overlap scheduling.
+MAX_RUNNING = 48  # SGLang's default for DFLASH
+# --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 _REPLAYING_BACKENDS = ("triton", "flashinfer")  # linear-attention backends that can replay
 _SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
@@ -48,7 +45,7 @@ def _variable(name: str, *words: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Server arguments by SGLang's names, then environment variables; None is unset."""
+    """Server arguments by SGLang's names, then environment variables. None means unset."""
 
     model_path: str = ""
     speculative_draft_model_path: str | None = None
@@ -167,7 +164,7 @@ class Settings:
 
     @property
     def dequantises(self) -> bool:
-        """Whether the drafter gets plain layers, into which quantised weights are dequantised."""
+        """Whether quantised weights of the drafter are dequantised into plain layers."""
         return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
 
     @property
@@ -180,7 +177,7 @@ class Settings:
 
     @property
     def block(self) -> int | None:
-        """Block size that the flags set, tokens."""
+        """Block size that the flags set, in tokens."""
         return self.speculative_num_draft_tokens or self.speculative_dflash_block_size
 
     @property
@@ -191,17 +188,17 @@ class Settings:
 
     @property
     def sharing(self) -> int:
-        """Ranks that serve the same requests: they divide attention, K/V, states and the drafter."""
+        """Ranks that serve the same requests. They divide attention, K/V, states and the drafter."""
         return max(1, self.tp_size // self.groups)
 
     @property
     def running(self) -> int:
-        """Most requests of a rank at once."""
+        """Maximum concurrent requests of a rank."""
         return max(1, (self.max_running_requests or MAX_RUNNING) // self.groups)
 
     @property
     def page(self) -> int:
-        """Tokens of a K/V page: ``--page-size``, or what the attention backend forces."""
+        """Tokens per K/V page: ``--page-size``, or what the attention backend forces."""
         backends = {self.attention_backend, self.prefill_attention_backend, self.decode_attention_backend}
         if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
             return self.page_size if self.page_size in (16, 32, 64, 128) else 64
@@ -228,7 +225,7 @@ class Settings:
 
     @property
     def replay_obstacle(self) -> str | None:
-        """The reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
+        """The reason that rules out state replay, or None. SGLang's own flag has the same rules."""
         if self.decode_backend not in _REPLAYING_BACKENDS:
             return f"the linear-attention backend is {self.decode_backend}"
         if self.enable_linear_replayssm:
@@ -261,7 +258,7 @@ class Settings:
             DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
         """
         chosen, needed = self.linear_replayssm_cache_len, ring_length(block)
-        if chosen == Settings.linear_replayssm_cache_len:  # the default, indistinguishable from a user's own
+        if chosen == Settings.linear_replayssm_cache_len:  # the default, or the same value set by the user
             return needed
         if chosen < needed or chosen & (chosen - 1):
             raise DFlashError(
@@ -273,7 +270,6 @@ class Settings:
 
 
 def argument_fields() -> list[Field[Any]]:
-    """The fields that are server arguments."""
     return [each for each in fields(Settings) if "variable" not in each.metadata]
 
 
@@ -288,14 +284,14 @@ def flag_of(name: str) -> str:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    A ring this short is full after every verify, so every commit updates the state: the prefix cache never receives a
-    stale one, and the next block may have any width.
+    Such a ring is full after every verify, so every commit updates the state: the prefix cache never receives a stale
+    one, and the next block may have any width.
     """
     return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
 
 
 def slots_per_request(settings: Any) -> int:
-    """Return the recurrent-state slots of a running request, as SGLang's ``_calculate_mamba_ratio`` does.
+    """Return the recurrent-state slots per running request, as SGLang's ``_calculate_mamba_ratio`` does.
 
     ``settings`` are :class:`Settings`, or a server's resolved arguments.
     """
@@ -308,8 +304,7 @@ def slots_per_request(settings: Any) -> int:
 def in_transfer(settings: Any) -> int | None:
     """Return the requests that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation`` does.
 
-    ``settings`` are :class:`Settings`, or a server's resolved ``get_disagg()``. None for a server that prefills and
-    decodes.
+    ``settings`` are :class:`Settings`, or a server's resolved ``get_disagg()``. None without disaggregation.
     """
     if settings.disaggregation_mode == "null":
         return None

@@ -1,4 +1,4 @@
-"""``--speculative-adaptive-config``: a JSON file with the policy and the widths that it may choose."""
+"""``--speculative-adaptive-config``: a JSON file with the policy and its widths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class WidthConfig:
         policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the widest.
         widths: ascending; empty for the powers of two and the block sizes of drafter and server.
         seed: for ``random``.
-        copies: whether blocks are copied from text that a request repeats; None for yes if ``policy`` is ``adaptive``.
+        copies: whether blocks are copied from text that a request repeats; None means yes if ``policy`` is
+            ``adaptive``.
     """
 
     policy: Literal["adaptive", "random", "fixed"] = "adaptive"
@@ -40,7 +41,7 @@ class WidthConfig:
 
         Args:
             block_size: positions of the widest block.
-            drafter_block: those that the drafter drafts, if fewer.
+            drafter_block: positions that the drafter drafts, if fewer.
         """
         if not self.widths:
             powers = {1 << exponent for exponent in range(block_size.bit_length())}
@@ -58,7 +59,7 @@ def read_config(path: str | None) -> WidthConfig:
     """Read and check the file; return the defaults without one.
 
     Raises:
-        DFlashError: the file is missing or not a JSON object; an unknown key, or a value that its key does not accept.
+        DFlashError: the file is missing or not a JSON object, or has an unknown key or an invalid value.
     """
     if path is None:
         return WidthConfig()

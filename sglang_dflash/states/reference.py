@@ -14,8 +14,8 @@ the decay since the start of the block:
 
 So a verify reads S only, and a commit after any number of tokens reads S and their records: u, k and g.
 
-Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads; value head j reads key head
-``j // (HV / H)``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing is read back to the host.
+Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads; value head j reads key head ``j
+// (HV / H)``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Records(NamedTuple):
 
     @property
     def parts(self) -> list[Tensor]:
-        """All tensors that are not None, as ordered above."""
         return [part for part in self if part is not None]
 
     def assert_alike(self) -> None:
@@ -64,7 +63,7 @@ def log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, thre
 def decay_between(g: Tensor) -> Tensor:
     """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
 
-    Each entry is a sum. A difference of two cumulative sums loses precision after a strong decay early in the block.
+    Each entry is a sum: a difference of two cumulative sums loses precision after a strong early decay.
     """
     steps = g.shape[-1]
     return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
@@ -90,8 +89,7 @@ def gdn_verify(
 ) -> Tensor:
     """Run ``width`` tokens of every request and record their writes; the states do not change.
 
-    SGLang reserves slot 0 of the states and row 0 of the records. This code writes padding rows (slot < 0) there; the
-    kernel skips them.
+    Padding rows (slot < 0) are written to slot 0 and row 0, which SGLang reserves; the kernel skips them.
 
     Args:
         q, k: ``[N, H, K]``, not normalised; v: ``[N, HV, V]``. Requests concatenated.
@@ -103,7 +101,7 @@ def gdn_verify(
         round_beta: whether beta is rounded to the dtype of ``b``.
 
     Returns:
-        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if it is given.
+        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if given.
     """
     bs, HV, V = len(slots), v.shape[1], v.shape[2]
 
@@ -143,7 +141,7 @@ def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
     beta = by_group(beta.unsqueeze(-1))
     both = torch.cat([q, k], -2)
-    # The value heads of a key head are rows of one [HV / H * V, K] matrix: nothing is repeated.
+    # The value heads of a key head are rows of one [HV / H * V, K] matrix, so nothing is repeated.
     from_state = (both @ state.view(bs, H, -1, K).mT).unflatten(-1, (-1, v.shape[-1])).transpose(2, 3)
     read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
     scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ k.mT).chunk(2, -2))
@@ -183,17 +181,17 @@ def gdn_commit(
     decays = records.decays.index_select(1, rows)
     H, steps = keys.shape[2:4]
     recorded = torch.arange(steps, device=counts.device) < counts.unsqueeze(-1)
-    # Zero weights do not suffice past the largest count: 0 * NaN is NaN.
+    # zero weights do not suffice past the largest count: 0 * NaN is NaN
     unread = ~recorded.any(0)[:, None, :, None]
     updates.masked_fill_(unread, 0.0)
     keys.masked_fill_(unread, 0.0)
     recorded = recorded[:, None, :, None]
-    # Column 0: all decays, column i + 1: those after token i. Sums without a difference, as in decay_between.
+    # Column 0: all decays; column i + 1: those after token i, as sums like in decay_between.
     weights = (torch.where(recorded, decays, 0.0) @ decays.new_ones(steps, steps + 1).tril_()).exp_()
     of_token = torch.where(recorded, weights[..., 1:], 0.0).unsqueeze(-1)
 
     for i in reversed(range(len(targets))):
-        # The value heads of a key head side by side, as in gdn_verify.
+        # the value heads of a key head side by side, as in gdn_verify
         terms = (updates * of_token[i]).unflatten(2, (H, -1)).transpose(-1, -2).flatten(3, 4)
         after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)  # the last one in place
         by_key_head = after.unflatten(2, (H, -1)).flatten(3, 4).flatten(0, 2)  # [layers * bs * H, HV / H * V, K]

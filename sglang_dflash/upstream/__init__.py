@@ -1,7 +1,6 @@
-"""The seam to SGLang: its version, what a launch attaches to its arguments, and every name of it that we import.
+"""The seam to SGLang: its version, the value attached to its arguments, and every imported name.
 
-``launch`` has the names that every process may import, ``worker`` those of a scheduler. This module imports nothing of
-SGLang.
+Every process may import ``launch``; only a scheduler imports ``worker``. This module imports nothing from SGLang.
 """
 
 from __future__ import annotations
@@ -16,18 +15,17 @@ from packaging.version import InvalidVersion, Version
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 
-# The package's version begins with it.
 TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
 
 def installed_plugins() -> list[EntryPoint]:
-    """Return the entry points that SGLang loads at start: general plugins, then platforms, of any distribution."""
+    """Return the entry points that SGLang loads at start: general plugins, then platforms."""
     return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
 
 
 def write_record(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments; every process of the server receives it with them."""
+    """Attach a value to server arguments, which every process of the server receives."""
     server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 
@@ -50,7 +48,7 @@ def check_version() -> str | None:
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
     with suppress(InvalidVersion):
-        # A build of the tested release: .post1, .dev3, rc1, +cu129.
+        # builds of the tested release: .post1, .dev3, rc1, +cu129
         if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
             return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
@@ -61,7 +59,7 @@ def check_version() -> str | None:
 
 
 def misfit(error: Exception) -> DFlashError:
-    """Return the error of an SGLang that lacks a name; ``error`` is what its import raised, and has the name."""
+    """Return the error for an SGLang that lacks a name; ``error`` is what the import raised."""
     return DFlashError(
         f"SGLang {installed_version()} differs from what sglang-dflash {__version__} needs "
         f"({type(error).__name__}: {error})",

@@ -1,4 +1,4 @@
-"""Adaptive width: the width with the most expected tokens per millisecond, for the current batch and traffic."""
+"""Adaptive width: the most expected tokens per millisecond, for the current batch and traffic."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import BUCKET, Prospect, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
-# Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
+# switch at once for this gain, or once missed gains add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
 SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose: on a schedule, and for a reason
-SAVED = 3.0  # largest budget, in steps' time: also the most that a probe may be expected to lose
-MORE = 0.1  # extra loss, in steps' time, accepted for probing a wider width than the next one
-# Steps between probes of a wider width, on a schedule and while drafts may have improved (the last probe's outcome
-# has arrived by then), and between probes of a doubtful cost
+SAVED = 3.0  # in steps: the largest budget, and the maximum expected loss of a probe
+MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
+# steps between wider probes: on a schedule, and while drafts may have improved (by then the last probe's outcome has
+# arrived); and between probes of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
 
 
@@ -30,7 +30,7 @@ class Budget:
         self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
 
     def spend(self, loss: float, credit: float = 0.0) -> bool:
-        # Credit is for a budget that is not overdrawn.
+        # Allow credit only while the balance is not negative.
         if loss > self.milliseconds + (credit if self.milliseconds >= 0 else 0.0):
             return False
         self.milliseconds -= max(loss, 0.0)
@@ -40,10 +40,9 @@ class Budget:
 class Explorer:
     """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
-    A probe loses the time in which the best width would commit the same tokens. A wider width shows whether drafts
-    survive further than expected: probe one every ``EVERY`` steps, on credit when the batch has changed; if drafts may
-    have improved, every ``EVERY_IF_BETTER`` steps from a separate budget. A width with few measured steps is probed if
-    it would be the best with the least time that they allow.
+    A probe loses the time in which the best width would commit the same tokens. Probe wider every ``EVERY`` steps, on
+    credit when the batch has changed. If drafts may have improved, probe every ``EVERY_IF_BETTER`` steps from a
+    separate budget. A width with few measured steps is probed if it would be the best at its lower bound.
     """
 
     def __init__(self) -> None:
@@ -64,12 +63,14 @@ class Explorer:
         improved: bool = False,
         changed: bool = False,
     ) -> int:
-        """Choose the column for this step: ``best``, or a probe.
+        """Return the column for this step: ``best``, or a probe.
 
         Args:
-            row, lower_bounds: milliseconds of a step by column, expected and at least; the latter is called if needed.
-            tokens: expected tokens per request by column; ``improved`` if drafts may survive better.
-            changed: whether the batch is not that of the last step.
+            row: expected milliseconds per step, by column.
+            tokens: expected tokens per request, by column.
+            lower_bounds: returns the least milliseconds by column.
+            improved: whether drafts may survive better.
+            changed: whether the batch differs from that of the last step.
         """
         step, rate = row[best], tokens[best] / row[best]
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
@@ -101,7 +102,7 @@ class AdaptiveWidth(WidthPolicy):
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts; wider widths are for copies. None is all.
+        drafted: positions that the drafter drafts; wider widths are for copies. None means all.
     """
 
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
@@ -157,7 +158,7 @@ class AdaptiveWidth(WidthPolicy):
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
     def fingerprint(self) -> int:
-        # Python hashes numbers alike in every process.
+        # hashes of numbers are the same in every process
         survival = (tokens for each in (*self.by_match.buckets, self.by_match.matched) for tokens in each.tokens)
         return hash((self._best, self._missed_gains, *self._explorer.state(), *self.costs.row(1), *survival))
 
@@ -186,7 +187,7 @@ class AdaptiveWidth(WidthPolicy):
 
     def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:
-            if not matching:  # a block that is chosen for its copies is no evidence for the drafter
+            if not matching:  # a block chosen for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1

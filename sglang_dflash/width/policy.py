@@ -17,7 +17,7 @@ class Prospect:
     width: int  # of the best block with a draft
     first_accepted: float  # share of first drafts that the target accepts
     tokens: float  # committed per request by a step of that width
-    cost: float  # time of such a step over that of a plain one, at the same batch size
+    cost: float  # time of such a step relative to a plain one, at the same batch size
 
     def __str__(self) -> str:
         return (
@@ -29,8 +29,8 @@ class Prospect:
 class WidthPolicy:
     """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
 
-    A policy is a function of the calls it received: no clock, no unseeded randomness. So ranks that receive the same
-    calls in the same order choose the same widths.
+    A policy is a function of the calls it received (no clock, no unseeded randomness), so ranks with equal calls choose
+    equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -45,7 +45,7 @@ class WidthPolicy:
         self.widths = tuple(sorted(set(widths)))
 
     def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
-        """Choose the positions of the next block, anchor included, out of ``widths``.
+        """Return the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
@@ -70,7 +70,7 @@ class WidthPolicy:
         """
 
     def forget(self) -> None:
-        """Forget learned acceptance, not learned times: the weights of a model have changed."""
+        """Forget learned acceptance, not learned times: a model's weights have changed."""
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""

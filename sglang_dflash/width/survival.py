@@ -1,8 +1,8 @@
 """Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
 
-The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are). It is estimated as commits over tries among the
-requests that reached draft j (Kaplan and Meier, 1958), with counts that fade. Without evidence it falls back to the
-position before, and at last to a prior. A CUSUM test (Page, 1954) detects a change of traffic and drops older evidence.
+The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits over tries among the requests that reached
+draft j (Kaplan and Meier, 1958), with counts that fade. Without evidence it falls back to the previous position, and
+finally to a prior. A CUSUM test (Page, 1954) detects a change of traffic and drops older evidence.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from sglang_dflash.width.policy import BUCKETS
 
 PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
-# Weights, in tries, of the prior, of the previous position's hazard and of the pool's
+# weights, in tries, of the prior, of the previous position's hazard and of the pool's
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
-# Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts
+# extra weight of the prior at the start, which fades: first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
-MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps that try a position, and others, after which its evidence has faded to 1/e
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which the evidence of tried and untried positions has faded to 1/e
 TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
 CERTAIN = 7.0  # log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps
-# Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual
+# log-likelihood ratio at which an improvement is worth a probe: one success where few are usual
 SUSPICION = 0.75
 _LEAST_SPREAD = 0.02  # at a hazard of 1 the variance would be 0, and the first rejection would count as a change
 _RESCALE = 1e9
@@ -40,7 +40,7 @@ class Cusum:
         self.score, self.rose, self.before = 0.0, False, before
 
     def is_certain(self, surplus: float, variance: float) -> bool:
-        """Add a step's surplus of commits in the direction to detect, and return whether a change is certain."""
+        """Add a step's surplus of commits in the direction to detect; return whether a change is certain."""
         step = TILT * surplus - TILT * TILT / 2 * variance
         self.rose = step > 0
         self.score = max(self.score + step, 0.0)
@@ -50,14 +50,14 @@ class Cusum:
 class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
-    ``tokens``, by width, are those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
-    With a ``pool``, the requests are a part of those of the pool, whose hazards are the prior at each position.
+    ``tokens``, by width, are the tokens that a step commits per request, bonus included: 1 + sum over k < width of S_k.
+    A ``pool`` contains these requests; its hazards are the prior at each position.
     """
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
         # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step:
-        # new evidence weighs more, instead of all old evidence shrinking.
+        # new evidence gains weight, instead of all old evidence losing it.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
@@ -73,7 +73,7 @@ class Survival:
         return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
 
     def evidence(self) -> list[float]:
-        """Return the tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
+        """Return the unfaded tries behind each hazard, j = 1 ... max_width - 1."""
         return [tries / unit for tries, unit in zip(self._tries[1:], self._units[1:], strict=True)]
 
     @property
@@ -93,7 +93,7 @@ class Survival:
             self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
-        # Add a step's tries and commits; return the commits beyond those expected, and the variance of that surplus.
+        # Add a step's tries and commits; return the surplus of commits over the expectation, and its variance.
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
@@ -104,7 +104,7 @@ class Survival:
                 break
             hazard, unit, weight = hazards[j], units[j], reached * units[j]
             spread = max(hazard * (1 - hazard), _LEAST_SPREAD)
-            # The second term: the hazard itself is an estimate, from so many tries.
+            # the second term: the hazard itself is an estimate, from so many tries
             variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
             surplus -= reached * hazard
             reached -= ends[j]
@@ -168,9 +168,9 @@ class Survival:
 class SurvivalByMatch:
     """Survival by bucket of match length: copies survive further than drafts, those of long matches furthest.
 
-    A request's bucket is the one of the moment when the host chose the width. So the survival of matched requests
-    includes matches that have ended since, and copies that the drafter overrides. All matched requests together are the
-    prior of each of their buckets. The drafter drafts ``drafted`` positions.
+    A request's bucket is that of the moment when the host chose the width, so matched requests include matches that
+    have ended since and copies that the drafter overrides. All matched requests are the prior of each of their buckets.
+    The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:
@@ -179,11 +179,11 @@ class SurvivalByMatch:
         self.buckets = [self.unmatched, *(Survival(widths[-1], pool=self.matched) for _ in range(1, BUCKETS))]
 
     def tokens(self, path: int, matches: Sequence[int] = ()) -> list[float]:
-        """Return the tokens of a step per request, by width, if all steps had that width.
+        """Return the tokens per step and request, by width, if all steps had that width.
 
         Args:
             path: width of the recent steps, whose counts are known.
-            matches: as of :meth:`WidthPolicy.width`.
+            matches: as in :meth:`WidthPolicy.width`.
         """
         total, mean = sum(matches), [0.0] * len(self._widths)
         for count, survival in zip(matches, self.buckets, strict=True) if total else [(1, self.unmatched)]:
@@ -196,8 +196,8 @@ class SurvivalByMatch:
         # Blocks of `path` count a long run of good drafts several times, wider ones less often. If a draft were right
         # in any block or in none, one step of `path` would replace sum(ends[::width]) steps of `width`: ends[k] is the
         # share of blocks after whose start k to k + path - 1 drafts are right. But drafts near the anchor are better,
-        # so narrower blocks yield at least what the survival says. So do wider ones that copy: a match ends with its
-        # copy, and the next block is another bucket's.
+        # so narrower blocks yield at least what the survival predicts. So do wider ones that copy: a match ends with
+        # its copy, and the next block is another bucket's.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width
@@ -222,5 +222,5 @@ class SurvivalByMatch:
         for survival, lengths in zip(self.buckets[1:], by_bucket[1:], strict=True):
             if lengths:
                 survival.observe(width, lengths)
-        # Accepted beyond the drafter's block by chance, or from a match that the host had not read yet
+        # accepted beyond the drafter's block by chance, or from a match that the host had not read yet
         self.unmatched.observe(min(width, self._drafted), [min(length, self._drafted) for length in by_bucket[0]])

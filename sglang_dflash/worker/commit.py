@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
-    The verify kept the state after every block position, or recorded what each position wrote. A request that crosses a
-    prefix-cache track boundary inside the block also gets a snapshot of the state there. Does nothing for a target
-    without recurrent layers.
+    A request that crosses a prefix-cache track boundary inside the block also gets a snapshot of the state there. Does
+    nothing for a target without recurrent layers.
 
     Args:
         replays: whether the verify records writes instead of keeping states.
@@ -41,8 +40,8 @@ class RecurrentCommit:
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
         self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
         self._interval = 0
+        # Slot of each request row's state.
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
-        """Slot of each request row's state; None for a target without recurrent layers."""
 
     def before_verify(self, step: Step) -> None:
         """Fill ``step.interval``. Most steps cross no boundary, and a snapshot costs as much as a commit."""
@@ -53,7 +52,6 @@ class RecurrentCommit:
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
     def commit(self, step: Step) -> None:
-        """Commit ``step.accepted``."""
         if not self._recurrent:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # target slots of snapshots, negative: none
@@ -87,7 +85,7 @@ class RecurrentCommit:
         scatter_mamba_states_after_mtp_verify(windows, step.state_slots, accepted.ends[0], track, last_tracked)
 
     def _commit_kept(self, step: Step, track: Tensor | None) -> None:
-        # SGLang's commit uses the slots that the verify read.
+        # SGLang's commit uses the slots that the verify read
         batch, accepted = copy.copy(step.batch), step.accepted
         batch.mamba_track_indices = track
         commit_mamba_states_after_verify(

@@ -1,8 +1,8 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies what followed
-it. Where copy and drafts first differ, one of them is offered; the verify shows which was right. The host receives
-matches and results one step late, and learns from them what to offer.
+The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies the text
+after it. At the first difference between copy and drafts, one of them is offered; the verify shows which was right. The
+host reads matches and results one step late, and learns what to offer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ if TYPE_CHECKING:
 
 LEAST = 4  # shortest match that is copied
 LONGEST = 16  # longest match that is distinguished
-EDGES_FOR_COPIES = 3  # without evidence, a copy replaces a draft whose margin reaches at most so many edges: under 4
+EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges (below 4)
 PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
-# What a result adds to a score: a right copy goes on 1.5 times as far as a right draft (docs/results/copies.md)
+# what a result adds to a score: a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
 COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
 
 
 class Evidence:
     """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``.
 
-    Where its score is positive, the copy is offered. All ranks see the same results in the same order, so they choose
-    alike.
+    The copy is offered if its score is positive. All ranks see the same results in the same order.
     """
 
     def __init__(self) -> None:
@@ -47,14 +46,14 @@ class Evidence:
         self.results = 0
 
     def count(self, cell: int, copy_was_right: bool) -> bool:
-        """Count a result, and return whether it changes the choice."""
+        """Count a result; return whether it changes the choice."""
         before = self.scores[cell]
         self.scores[cell] += ((COPY_WAS_RIGHT if copy_was_right else DRAFT_WAS_RIGHT) - before) / MEMORY
         self.results += 1
         return (before > 0) != (self.scores[cell] > 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the part ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
+        """Return ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
         columns = MARGIN_EDGES + 1
         rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
         return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
@@ -67,9 +66,9 @@ class Evidence:
 class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor at
-    its committed length. Later columns are stale and never read. ``found`` [rows, 2] has the newest matches, as of
-    ``ops.reference.step.match_copies``. No operation waits. ``width`` is the server's block size.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor.
+    Later columns are stale and never read. ``found`` [rows, 2] has the newest matches, as in
+    ``ops.reference.step.match_copies``. No operation blocks. ``width`` is the server's block size.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -84,7 +83,7 @@ class Copies(RequestRows):
         self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Write the tokens so far of the requests that a prefill extends, cached prefix and earlier chunks included."""
+        """Write the tokens so far, cached prefix and earlier chunks included."""
         rows = batch.req_pool_indices_cpu.tolist()
         for i in fresh_rows(batch):
             self._write(rows[i], batch.reqs[i].get_fill_ids())
@@ -105,12 +104,12 @@ class Copies(RequestRows):
         offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=LEAST)
 
     def commit(self, step: Step) -> None:
-        """Append the step's committed tokens, and find matches for the next step."""
+        """Append the committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
     def read(self, record: StepRecord) -> None:
-        """Read a finished step's matches, count where its copies stood for drafts, and learn which was right."""
+        """Read a finished step's matches, count the copied tokens, and learn which side was right."""
         assert record.found is not None
         found, lengths, changes = record.found.tolist(), [], False
         for req, row, accepted in zip(record.requests, record.rows, record.accept_lens, strict=True):
@@ -131,12 +130,12 @@ class Copies(RequestRows):
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def forget(self) -> None:
-        """Forget whether copies or drafts were right, after an update of a model's weights."""
+        """Forget the evidence after an update of a model's weights."""
         self.evidence = Evidence()
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def buckets(self, reqs: Sequence[Req]) -> list[int]:
-        """Return the bucket of each request's latest match, as of :meth:`WidthPolicy.width`."""
+        """Return the bucket of each request's latest match, as in :meth:`WidthPolicy.width`."""
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
@@ -145,13 +144,13 @@ class Copies(RequestRows):
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
         # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
-        # ``lens`` is the host's view of ``newest``, which lags by up to two blocks.
+        # ``lens``, the host's view of ``newest``, lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         match_copies(self.history, self.found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int]) -> None:
         tokens = np.array(ids, dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
-        # Image placeholders are hashes of up to 62 bits, which a copy must not contain.
+        # image placeholders are hashes of up to 62 bits, which a copy must not contain
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)

@@ -25,14 +25,14 @@ class StepRecord:
         width: positions of the block, anchor included.
         requests: until the step is counted.
         buckets: per request, the bucket of its match at the launch; empty without copied blocks.
-        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, as of :func:`on_host`.
+        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`.
         rows: of the requests in ``found``.
-        not_finite: of a few steps, the drafter's count of positions that were not finite, int64 [], likewise.
-        caught_up: the step also injected the tokens of plain steps, so its time is an upper bound.
+        not_finite: in some steps, the drafter's count of non-finite positions, int64 [], from :func:`on_host`.
+        caught_up: whether the step also injected tokens of plain steps, so that its time is an upper bound.
         accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
         match_lens: lengths of the matches that were copied.
-        copied_tokens: accepted tokens at positions where the drafts were replaced by copies.
-        milliseconds: to the next step's start; None until then, and after another forward.
+        copied_tokens: accepted tokens at copied positions.
+        milliseconds: until the next step's start; None until then, and after another forward.
     """
 
     width: int
@@ -50,7 +50,7 @@ class StepRecord:
 
 
 class StepTimer:
-    """Times one decode step of ``every``, without waiting: by events on an accelerator's stream, or the host's clock.
+    """Times one of ``every`` decode steps without blocking: by events on an accelerator, or by the host's clock.
 
     A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
     """
@@ -63,7 +63,7 @@ class StepTimer:
         self._last: tuple[StepRecord, Any] | None = None
 
     def started(self, record: StepRecord) -> None:
-        """Note the start of a step, on its stream, before its launch."""
+        """Call on the step's stream before its launch."""
         timed = self._launched % self._every == 0
         self._launched += 1
         now = self._now() if timed or self._last is not None else None
@@ -72,7 +72,7 @@ class StepTimer:
         self._last = (record, now) if timed else None
 
     def interrupted(self) -> None:
-        """Note that another forward is about to be launched."""
+        """Call before another forward is launched."""
         self._last = None
 
     def finished(self) -> list[StepRecord]:
@@ -93,5 +93,5 @@ class StepTimer:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that is on the host once the counts of the step that is being launched are."""
+    """Return a copy that arrives on the host no later than the counts of the step that is being launched."""
     return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

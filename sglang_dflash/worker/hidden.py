@@ -1,8 +1,8 @@
-"""Hidden states that clients request: the target's last layer, as plain decoding returns it, or the drafter's input.
+"""Hidden states that clients request: the target's last layer, or the drafter's input.
 
-``return_hidden_states`` needs ``--return-hidden-states-mode``, as without speculation. The target then keeps its last
-layer's states next to those of ``target_layer_ids``, which the drafter reads. The sampling parameter ``"custom_params":
-{"hidden_states": "target_layers"}`` requests these in its place. Batches without such requests copy nothing.
+``return_hidden_states`` needs ``--return-hidden-states-mode``, as without speculation. The sampling parameter
+``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids`` instead of the last
+layer's. Batches without such requests copy nothing.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def wants_target_layers(req: Any) -> bool:
 
 
 def keep_last_layer(target: Any) -> None:
-    """Let the target return its last layer too, if clients may request it; before its graphs are captured."""
+    """Make the target also return its last layer, if clients may request it; before its graphs are captured."""
     for module in target.model.modules():
         if isinstance(module, LogitsProcessor) and get_exec().features.return_hidden_states_mode:
             module.keep_last_hidden_states = True
 
 
 def for_clients(batch: Any, output: Any) -> Tensor | None:
-    """Return the states that the scheduler copies to the host, in memory that no graph overwrites; None if none is.
+    """Return the states that the scheduler copies to the host, in memory that no graph overwrites, or None.
 
     Args:
         output: the target's, with ``hidden_states`` [T, K * H] and ``last_hidden_states`` [T, H].
 
     Returns:
         [T, H]; [T, H + K * H] if a request wants the target layers, divided by :func:`own_columns`. T is 1 per request
-        of a prefill on a server whose mode is ``last``.
+            of a prefill on a server whose mode is ``last``.
     """
     if not batch.return_hidden_states or output.hidden_states is None:
         return None
-    # Without a drafter, no other layer is captured.
+    # without a drafter, no other layer is captured
     states = output.hidden_states if output.last_hidden_states is None else output.last_hidden_states
     if any(map(wants_target_layers, batch.reqs)):
         states = torch.cat((states, output.hidden_states), dim=-1)

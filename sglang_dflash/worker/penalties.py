@@ -1,7 +1,7 @@
 """Penalties that count every generated token, including those of the running step.
 
-SGLang's penalizers count tokens on the host, under overlap a whole block late. Here the counts are on the device, one
-row per request slot, and each step adds its accepted tokens.
+SGLang's penalizers count on the host, under overlap a whole block late. Here counts are on the device, one row per
+request slot.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Penalties:
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    # Also write the rows of requests without a penalty: a slot may have held another request.
+    # Also write rows without a penalty: a slot may have held another request.
     fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -103,7 +103,7 @@ def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     table = []  # per request: the first position whose token may end it, and the tokens that end it
     for req in reqs:
         params, stops, free_from = req.sampling_params, [0], 0
-        # The host's count may lag, so a request may wait here a step too long; positions decide below.
+        # the host count may be one step old; positions decide exactly
         if len(req.output_ids) < params.min_new_tokens and (found := _stop_tokens(req)):
             stops, free_from = sorted(found), len(req.origin_input_ids) + params.min_new_tokens
         table.append([free_from, *stops])
@@ -123,7 +123,7 @@ def _coefficients(req: Req) -> tuple[float, float, float]:
 
 
 def _stop_tokens(req: Req) -> set[int]:
-    # Of the request, the model and the tokenizer.
+    # of the request, the model and the tokenizer
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {token for token in ids if token is not None}

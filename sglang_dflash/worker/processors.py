@@ -1,9 +1,8 @@
-"""Custom logit processors, called as plain decoding calls them: once per token of their request, in order.
+"""Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
-A processor may keep state, in its parameters or on the request that SGLang passes to it (``custom_params["__req__"]``),
-so it must not see a rejected draft. Its request's ``output_ids`` lack the drafts before a position, and with overlap
-they lag a whole step. Processors run on the host, so a batch with one waits for the copy of the drafts, like a batch
-with a grammar, and for each position's token.
+A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
+rejected draft. The request's ``output_ids`` lack the drafts before a position, and with overlap a whole step.
+Processors run on the host, so a batch with one waits for the copy of the drafts and for each position's token.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Processors:
         self._shown: list[tuple[Req, Any]] = []
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; show decoding requests of a mixed batch as of their last token."""
+        """Start the requests of a prefill; give the others of a mixed batch their complete ``output_ids``."""
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
@@ -67,7 +66,7 @@ class Processors:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
     def copy_block(self, draft_tokens: Tensor) -> None:
-        """Start the copy of the block, int64 [bs, w], before the target's forward."""
+        """Start to copy the block, int64 [bs, w], to the host, before the target's forward."""
         self._block = HostCopy(draft_tokens)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
@@ -78,7 +77,7 @@ class Processors:
             choose: returns the target's tokens at a position, int64 [bs]; drafts that equal them are accepted.
 
         Returns:
-            What ``choose`` returned, position by position, until every request with a processor has rejected a draft.
+            The results of ``choose``, until every request with a processor has rejected a draft.
         """
         assert self._block is not None, "copy_block() has not run"
         reached = dict(_processed(batch))
@@ -122,7 +121,7 @@ class Processors:
 
 
 def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
-    # Index and request of every request with a processor.
+    # index and request of every request with a processor
     if batch.sampling_info.has_custom_logit_processor:
         for entry in batch.sampling_info.custom_logit_processor.values():
             yield from ((row, batch.reqs[row]) for row in entry.rows)

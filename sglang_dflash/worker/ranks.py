@@ -1,9 +1,8 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
-Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``), so that all agree on padding and
-graphs. Our columns are appended to that row: the rank's load, what its finished steps showed, and the state of its
-width policy. Every rank's policy then receives the same calls in the same order (:class:`WidthPolicy`), so all choose
-the same width. This adds no message and no wait.
+Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row: the
+rank's load, its finished steps, and the state of its width policy. All policies then receive the same calls in the same
+order (:class:`WidthPolicy`) and choose the same width. This adds no message and no wait.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Rounds:
         buckets: returns each request's bucket of match length, empty without copies.
 
     Attributes:
-        load: of the step that is launched next, over all ranks.
+        load: of the next step, over all ranks.
     """
 
     def __init__(self, policy: WidthPolicy, widest: int, buckets: Callable[[Sequence[Req]], Sequence[int]]) -> None:
@@ -67,7 +66,7 @@ class Rounds:
         self.load = Load.of(None, ())
 
     def finished(self, record: StepRecord, timed: Sequence[StepRecord]) -> None:
-        """Note a finished step and newly timed ones; the policies of all ranks learn of them at the next gather."""
+        """Note a finished step and newly timed ones; all ranks' policies receive them at the next gather."""
         self._finished.append(record)
         self._timed.extend(timed)
 
@@ -131,7 +130,7 @@ def join(rounds: Rounds | None) -> None:
 
 
 def note_batch(local_batch: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``prepare_mlp_sync_batch_raw``: the batch that this rank is about to run."""
+    """Hook before ``prepare_mlp_sync_batch_raw``: note the batch that this rank is about to run."""
     global _batch
     _batch = local_batch
 

@@ -1,7 +1,7 @@
 """SGLang's sampler, with every token drawn by a seed: the request's own, or a random one.
 
-Stock SGLang reads seeds only under ``--enable-deterministic-inference``. There it draws here too, as in plain decoding.
-Otherwise a token's noise is a function of seed, position and token, independent of batch, block width and drafter.
+Stock SGLang reads seeds only under ``--enable-deterministic-inference``, where it draws here too. Otherwise a token's
+noise is a function of seed, position and token, independent of batch, block width and drafter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Seeds:
         self._random = random.Random(random_seed)
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; those of a mixed batch that decode keep their seeds."""
+        """Start the requests of a prefill; decoding requests of a mixed batch keep their seeds."""
         if _draws(batch.sampling_info):
             fresh = fresh_rows(batch)
             seeds = [self._seed(batch.reqs[i]) for i in fresh]
@@ -40,7 +40,7 @@ class Seeds:
             self._slots[batch.req_pool_indices.long()[indices]] = values
 
     def mark(self, batch: ScheduleBatch) -> None:
-        """Give :class:`SeededSampler` the seeds, int64 [bs], on the only argument that SGLang passes to it."""
+        """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
         info = batch.sampling_info
         info.seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else None
 
@@ -54,8 +54,6 @@ def _draws(info: Any) -> bool:
 
 
 class SeededSampler(Sampler):
-    """SGLang's sampler, whose draws follow the seeds that :class:`Seeds` marks."""
-
     _positions: Tensor | None = None  # of the rows to draw
     _drawn: Tensor
 

@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 class RequestRows:
-    """What the worker keeps per request, a row of the target's request pool each.
+    """Data that the worker keeps per row of the target's request pool.
 
-    The worker calls each method for every implementation, in the order given to it.
+    The worker calls each method on all implementations, in one order.
     """
 
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill, before the target's forward.
 
-        A row may have held another request. Decoding requests of a mixed batch and later chunks of a prompt go on.
+        A row may have held another request. Decoding requests of a mixed batch and later chunks of a prompt continue.
         """
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
         """Add the tokens that a prefill sampled, int64 [bs]; a later chunk replaces that of an unfinished prompt."""
 
     def commit(self, step: Step) -> None:
-        """Add the tokens that a step accepted, ``step.accepted``."""
+        """Add the tokens of ``step.accepted``."""
 
     def transferred(self, batch: ScheduleBatch) -> None:
         """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:
-    """Return the indices of the requests that a prefill starts; those of a mixed batch that decode were started."""
+    """Return the indices of the requests that a prefill starts, without the decoding requests of a mixed batch."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}
     return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
 
@@ -67,11 +67,11 @@ class DraftState(SpecInput):
         committed_cpu: committed lengths on the host, one step late with overlap.
         reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots.
         reserved_tokens: sum of ``reserved_lens_cpu``.
-        limits: int64 [bs], lengths with KV slots, if the pool is short; later positions use the padding slot. Or None.
-        room: positions of the next block that have slots in every request that may need them. None: all.
+        limits: int64 [bs], lengths with KV slots, if the pool is short (later positions use the padding slot), or None.
+        room: positions of the next block that have slots in every request that may need them; None means all.
     """
 
-    # Relayed for other algorithms; unused by DFLASH.
+    # relayed for other algorithms; unused by DFLASH
     topk_p = topk_index = hidden_states = None
     num_tokens_per_req = num_tokens_for_logprob_per_req = 1
 
@@ -89,9 +89,9 @@ class DraftState(SpecInput):
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream.
 
-        A step needs a full block beyond the committed lengths, which may exceed the host's by the step in flight. If
-        slots are missing, reserve two full blocks, so that plain steps allocate rarely. Slots past the accepted tokens
-        are not freed: the next block is written there.
+        Reserve a full block after the committed length; with overlap the host's length is one step old. If slots are
+        missing, reserve two full blocks, so that plain steps allocate rarely. Slots past the accepted tokens are not
+        freed: the next block is written there.
         """
         if batch.batch_size() == 0:
             return
@@ -106,7 +106,7 @@ class DraftState(SpecInput):
             if not missing or reserve == blocks:
                 break
         # Near the context limit the two reserved blocks can exceed the slot table: clamp. Every token that can still be
-        # committed fits, and positions past the table get the padding slot.
+        # committed fits; positions past the table get the padding slot.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         if missing:
             reserved = [min(length, columns) for length in reserved]
@@ -169,7 +169,8 @@ class DraftState(SpecInput):
 
 
 def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
-    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: slots that requests must have to run on.
+    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need to go
+    on.
 
     Without them one is retracted, and the last one aborted: it must have one position, as in plain decoding.
     """

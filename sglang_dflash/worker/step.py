@@ -85,8 +85,8 @@ class Step:
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
         margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
         grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
-        state_slots: [bs], slots of a hybrid target's recurrent states while the requests still own them: the scheduler
-            may end a request before the commit, and its row may then hold another request's state. None without them.
+        state_slots: [bs], slots of a hybrid target's recurrent states, or None. Read before the verify, because the
+            scheduler may end a request before the commit and reuse its row.
         interval: from *commit*, before verify: tokens between track boundaries if a request may cross one, else 0.
         verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
@@ -161,7 +161,7 @@ class Layout:
 
     def lay_out(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
-        # The scheduler's stream computed the lengths.
+        # the scheduler's stream computed the lengths
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
@@ -197,7 +197,7 @@ class Layout:
         )
 
 
-# Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.
+# fields that a step's batch takes from the scheduler's
 _SHARED = (
     *("req_pool_indices", "orig_seq_lens", "mamba_track_indices", "sampling_info", "spec_algorithm", "return_logprob"),
     *("top_logprobs_nums", "token_ids_logprobs", "can_run_decode_cuda_graph", "global_forward_mode"),
@@ -207,10 +207,10 @@ _shared = attrgetter(*_SHARED)
 
 
 class ForwardBatches:
-    """Builds SGLang's batches for the forwards of ``runner`` over a block; a block of width 1 is a plain decode.
+    """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` serves every mode and model, and derives each field at every call. A block's batch is a
-    copy of a template per batch size and width, with the fields that change.
+    ``ForwardBatch.init_new`` derives each field at every call. Here a batch is a copy of a template per batch size and
+    width, with the fields that change.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:
@@ -260,7 +260,8 @@ class ForwardBatches:
         return forward_batch
 
     def idle(self, batch: ScheduleBatch, width: int) -> ForwardBatch:
-        """Return the batch of an idle rank in a step of blocks of ``width``; SGLang pads it as other ranks' batches."""
+        """Return the batch of an idle rank in a step of blocks of ``width``; SGLang pads it to the other ranks'
+        batches."""
         none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
         batch = copy.copy(batch)
         # The width scales all ranks' numbers of requests to numbers of tokens; plain decoding has no input.
@@ -296,7 +297,7 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
 
     An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
     2024, Qwen2-VL, section 2.1). SGLang stores the distance with the prompt's ``MultimodalInputs`` (None for text); its
-    function for a block copies distances from pageable memory, which blocks the host at every step.
+    function for a block synchronises at every step.
     """
     if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)

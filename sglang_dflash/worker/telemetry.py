@@ -1,4 +1,4 @@
-"""Telemetry of the worker, which drives nothing: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
+"""Telemetry of the worker: counters for ``/server_info`` and series for SGLang's ``/metrics``. It drives nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVERY = 32  # steps between two reads of the count of non-finite drafts, and between two timed steps at a fixed width
+EVERY = 32  # steps between reads of the count of non-finite drafts, and between timed steps at a fixed width
 
 
 class StepMetrics:
     """The series of one scheduler process. SGLang's ``/metrics`` merges all processes."""
 
     def __init__(self, max_width: int) -> None:
-        # Imported late: the client reads the variable that SGLang sets for shared series at its import.
+        # Imported late: at import the client reads the variable that SGLang sets for shared series.
         from prometheus_client import Counter, Gauge, Histogram
 
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
@@ -90,8 +90,8 @@ class Observer:
 
     Args:
         max_width: positions of the widest block.
-        not_finite: int64 [] on the device, the drafter's count of positions that were not finite. The target rejects
-            such drafts, so no other figure shows that the drafter is broken.
+        not_finite: int64 [] on the device, the drafter's count of non-finite positions. The target rejects such drafts,
+            so no other figure shows a broken drafter.
         payoff: judges whether drafting pays; None on a rank that does not log.
     """
 
@@ -112,7 +112,7 @@ class Observer:
             record.not_finite = on_host(self._on_device)
 
     def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
-        """Count a finished step, and the steps whose time is new; ``policy`` has not observed this step yet."""
+        """Count a finished step, and newly timed steps; ``policy`` has not observed this step yet."""
         self._widths[record.width] += 1
         self._accept_lens.update(record.accept_lens)
         self._match_lens.update(record.match_lens)
@@ -127,9 +127,9 @@ class Observer:
             self._metrics.observe(record, timed, policy, self._not_finite, pays)
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Note an update of ``"target"`` or ``"draft"``, with the ``weight_version`` that the trainer gave it.
+        """Note an update of ``"target"`` or ``"draft"``, with the trainer's ``weight_version``.
 
-        The drafter is stale after an update of the target, unless it had the same version before.
+        The drafter is stale after an update of the target, unless it already had the same version.
         """
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
@@ -193,7 +193,7 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[st
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:
-    # Of all states, and of what steps keep next to them.
+    # of all states, and of what steps keep next to them
     pool = getattr(request_pool, "mamba_pool", None)
     if pool is None:
         return 0, 0

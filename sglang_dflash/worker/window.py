@@ -2,7 +2,7 @@
 
 Position ``p`` goes to slot ``p mod size`` of the request's ring and overwrites a token that has left the window. The
 drafter reads the ring through a separate slot table, rewritten each step, whose first column is the oldest visible
-token. Its attention counts lengths and distances from there; RoPE is already applied, at absolute positions.
+token. Lengths count from there; RoPE is already applied, at absolute positions.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class RowAllocator:
 class DraftRings(RequestRows):
     """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
 
-    A ring holds the tokens injected since the request got its row. Each row stores its oldest position; the part of its
-    prefix that another request computed is older and never read, and :func:`cap_prefix` bounds it. With ``by_row``, row
-    ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects, at the cost of nearly one
-    ring.
+    A ring holds the tokens injected since the request got its row; each row stores the oldest position. Prefix tokens
+    that another request computed are older and never read; :func:`cap_prefix` bounds them. With ``by_row``, row ``r``'s
+    ring begins at slot ``r * size``, as SGLang's transfer of request rows expects, at the cost of nearly one ring.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
@@ -94,7 +93,7 @@ class DraftRings(RequestRows):
         def per_token(per_request: Tensor) -> Tensor:
             return per_request.repeat_interleave(count, output_size=total)
 
-        # Index in the batch and position of the last ``count`` tokens of each request.
+        # index in the batch and position of the last ``count`` tokens of each request
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
         return tokens, positions, self._slots(per_token(row_ids), positions)
@@ -132,7 +131,8 @@ class DraftRings(RequestRows):
         """Claim the ring for a request; return whether it already owned it.
 
         A row's generation counts its allocations, so a retracted request that gets its row back is a new owner. The
-        next turn of a streaming session keeps row and generation but may begin before the ring's end: another ``rid``.
+        next turn of a streaming session keeps row and generation but has another ``rid``, and may begin before the
+        ring's end.
         """
         owner = int(self._generation[row]), rid
         owned = self._owners[row] == owner
@@ -149,7 +149,7 @@ class DraftRings(RequestRows):
 def allocate_rings(
     plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
 ) -> DraftRings:
-    """Allocate the drafter's pool under a draft window, from the configuration and request pool of the target's."""
+    """Allocate the drafter's pool under a draft window, from the target's configuration and request pool."""
     assert plan.window is not None
     rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
     sizes = {"max_total_num_tokens": rings.slots, "full_max_total_num_tokens": None, "swa_max_total_num_tokens": None}
@@ -167,8 +167,8 @@ def charge_rings(
     """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
 
     SGLang sizes the target's pool so that a drafter's pool with as many slots fits as well. Rings have a fixed size, so
-    a token costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool to the memory that is free after
-    graph capture (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``); the rings are allocated by then.
+    a token costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool after graph capture
+    (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), when the rings are already allocated.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
@@ -195,8 +195,8 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the end of the prompt.
 
-    The prefix cache keeps the target's K/V only. The drafter's lie in the ring of the request that computed them, so
-    the prefill recomputes the last window, at most, and the first block sees its whole window.
+    The prefix cache keeps the target's K/V only. The prefill recomputes at most the last window, so that the first
+    block sees its whole window.
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
@@ -208,8 +208,8 @@ _transferred: tuple[DraftRings, Any] | None = None
 def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
     """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V; do nothing on others.
 
-    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring lies at its
-    request's row and is transferred whole: position ``p`` is at ``p mod size`` on both servers.
+    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring is transferred
+    whole with its request's row: position ``p`` is at ``p mod size`` on both servers.
     """
     global _transferred
     if role == "decode":
@@ -239,7 +239,8 @@ def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> N
 def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
     """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
 
-    SGLang backs up only a hybrid target's, so a resumed request would read the drafter's K/V of another request.
+    SGLang backs up only the K/V of hybrid targets, so a resumed request would read the drafter's K/V of another
+    request.
     """
     copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
 

@@ -59,13 +59,11 @@ logger = logging.getLogger(__name__)
 
 
 class DFlashWorker(BaseSpecWorker):
-    """Drafts a block with a drafter or by copies, verifies it with the target and commits the tokens that it accepts.
+    """Drafts a block with a drafter or by copies, verifies it with the target and commits the accepted tokens.
 
     A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
-    instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
-    the worker owns the drafter, if there is one, and runs the stages of a step in order. Between draft and publish
-    nothing waits for the device. ``BaseSpecWorker`` and this class define every attribute that SGLang
-    reads of a worker.
+    instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps; the
+    worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing synchronises.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -73,7 +71,7 @@ class DFlashWorker(BaseSpecWorker):
 
     speculative_num_steps = 1
 
-    # Built with the pools.
+    # built with the pools
     _commit: RecurrentCommit
     _layout: Layout
     _draft: Draft | NoDrafter
@@ -147,7 +145,7 @@ class DFlashWorker(BaseSpecWorker):
         return {**self.identity, **observed, "copy_choice": choice, "width": width, "memory_bytes": memory}
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Called after an update of ``"target"`` or ``"draft"``: what was learned of acceptance is out of date."""
+        """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""
         self.width_policy.forget()
         if self._copies is not None:
             self._copies.forget()
@@ -228,7 +226,7 @@ class DFlashWorker(BaseSpecWorker):
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
-        """Build SGLang's resources for the drafter, at the drafter's width."""
+        """Build SGLang resources for the drafter, at the drafter's width."""
         width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
         with drafters_ranks(self.draft_parallel_layout), width:
             yield
@@ -236,7 +234,7 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
+            has_room = drafter_has_room(drafter)  # outside the context, because it is collective over all ranks
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)

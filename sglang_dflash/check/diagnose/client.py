@@ -1,4 +1,4 @@
-"""An HTTP client of an SGLang server. Every failure is one error."""
+"""An HTTP client of an SGLang server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
-        # trust_env=False: the environment's proxies are meant for the internet.
+        # the environment's proxies are meant for the internet
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(base_url=self._url, timeout=3600, trust_env=False, headers=headers)
 

@@ -21,14 +21,14 @@ from sglang_dflash.errors import DFlashError
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
 _FEW, _USERS = 4, 8  # questions of a variation; concurrent users of the last probe
-TRIAL, SHORT = 16, 64  # tokens of the answer that is timed first; of answers below which half of the prompts are sent
+TRIAL, SHORT = 16, 64  # tokens of the first timed answer; answer length below which half of the prompts are sent
 _CHARACTERS_PER_TOKEN = 4
 _ROOM = 256  # tokens of a prompt outside its notes
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 
 
 class Server:
-    """A DFLASH server, as its ``/server_info`` states it. SGLang's own worker states less than ours.
+    """A DFLASH server as described by its ``/server_info``. SGLang's own worker reports less than ours.
 
     Raises:
         DFlashError: no DFLASH, or no tokenizer.
@@ -42,7 +42,7 @@ class Server:
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
         self.drafts = info["speculative_draft_model_path"] is not None
-        # Positions of a drafted block; the largest one if the width is adaptive.
+        # the largest drafted block if the width is adaptive
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
         self.longest_notes: int = info["max_req_input_len"] - _ROOM
@@ -53,15 +53,15 @@ class Server:
         self.known: dict[str, str | None] = dict(drafting.get("known", {}))
         if other := other_target(self.drafter, self.target):
             self.known[OTHER_TARGET] = f"its target is {other}"
-        # Tokens per full block by the survival curve of an adaptive width.
+        # tokens per full block, from the survival curve of an adaptive width
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)
-        # None if too few blocks were verified, or if widths differ.
+        # None if too few blocks were verified, or if widths differ
         recent = None if self.adaptive or drafting.get("pays") is None else drafting["accept_length"]
         self.recent_accept_length: float | None = recent if worker else state.get("avg_spec_accept_length")
         self.pays: bool | None = drafting.get("pays")
         likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
-        self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
+        self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find the drafter
         length = worker.get("mean_accept_length") if worker else state.get("avg_spec_accept_length")
         facts = [f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"]
         if steps := worker.get("steps_by_width"):
@@ -72,11 +72,11 @@ class Server:
             facts.append(f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed: {pays}")
         if paused := worker.get("width", {}).get("paused"):
             facts.append(f"Drafting is paused: {paused}")
-        self.facts = facts  # for people
+        self.facts = facts
 
 
 def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the entries of several replicas as one: counts are added; drafting pays if it pays on every one."""
+    """Merge replicas: counts are added; drafting pays if it pays on every one."""
     if len(workers) == 1 or not all(workers):
         return workers[0]
     steps, blocks = Counter[str](), Counter[str]()
@@ -118,13 +118,13 @@ class Probe:
 
     name: str
     cause: str = ""  # that this probe plants; none for the baseline
-    template: bool = True  # whether prompts are rendered by the chat template
-    thinking: bool | None = None  # the template's switch; None leaves its default
+    template: bool = True  # whether prompts use the chat template
+    thinking: bool | None = None  # the template's switch; None for its default
     temperature: float = 0.0
     notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    # Task and meta_info of answers that took a verify step; tokens of all; from the first prompt to the last answer
+    # task and meta_info of answers with a verify step; tokens of all answers; seconds from first prompt to last answer
     answers: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list, init=False)
     tokens: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
@@ -135,18 +135,17 @@ class Probe:
         return fmean(meta["completion_tokens"] / meta["spec_verify_ct"] for meta in answers) if answers else None
 
     def width(self, block: int) -> float | None:
-        # SGLang states no width where all blocks have the same.
+        # SGLang reports no width if all blocks have the same
         steps = [(meta["spec_verify_ct"], meta.get("spec_cap_length") or block) for _, meta in self.answers]
         return sum(count * width for count, width in steps) / sum(count for count, _ in steps) if steps else None
 
     def row(self, block: int) -> dict[str, Any]:
-        """Return its figures by the name of their column."""
         counts = {"probe": self.name, "answers": len(self.answers), "accept length": self.accept_length()}
         return {**counts, "width": self.width(block), "tokens/s": self.tokens / self.seconds}
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
-    """Return the probes that the server can answer: the baseline first, the one of several users last.
+    """Return the probes that the server can answer: the baseline first, several users last.
 
     ``thinking`` is the setting of the drafter's reference; None for the template's default.
     """
@@ -169,11 +168,11 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
 
 
 def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) -> tuple[int, float]:
-    """Halve the prompts of all probes if a server is too slow; return tokens per answer and the expected seconds.
+    """Halve the prompts of all probes for a slow server; return tokens per answer and the expected seconds.
 
     Args:
         trial: has run, and shows the server's speed.
-        seconds: that all probes may take.
+        seconds: limit for all probes.
     """
     speed = max(1, trial.tokens) / trial.seconds
     if speed * seconds < min(SHORT, max_tokens) * sum(probe.prompts for probe in probes):
@@ -185,7 +184,6 @@ def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) 
 
 
 async def run_probe(client: Client, probe: Probe, max_tokens: int) -> None:
-    """Send a probe's questions and record their answers."""
     waiting = iter([(task, await _render(client, probe, prompt)) for task, prompt in QUESTIONS[: probe.prompts]])
     began = perf_counter()
 
@@ -207,7 +205,7 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    # Whether the server has a chat template, and the default of its thinking switch; None without one.
+    # whether the server has a chat template, and the default of its thinking switch (None without one)
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

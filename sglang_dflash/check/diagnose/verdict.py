@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis: what limits drafting, likeliest cause first, with the flag or request field to change."""
+"""The verdict of a diagnosis: what limits drafting, most likely cause first, with its fix."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
 SENTENCES = 3
-FULL = 0.9  # share of the block's width from which a probe's accept length counts as a full block's
-# Public benchmarks whose prompts resemble a task of the probes.
+FULL = 0.9  # share of the block size from which a probe's accept length counts as a full block's
+# public benchmarks whose prompts resemble the probes' tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -37,7 +37,7 @@ class Reference(NamedTuple):
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
-    """Return the figures of a drafter's model card, or those stored with a tiny pair, nearest to a block size."""
+    """Return the figures of a drafter's model card or of a tiny pair, at the block size nearest to ``block``."""
     if card := card_of_drafter(drafter):
         near, stated = accept_lengths(card, block)
         like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
@@ -53,14 +53,14 @@ def find_reference(drafter: str, block: int) -> Reference | None:
 
 
 class Report:
-    """The measurements of a server and what follows from them.
+    """The measurements of a server and its diagnosis.
 
     Attributes:
-        probes: those that ran, the baseline first; raw prompts without a chat template on the server.
+        probes: those that ran, the baseline first (raw prompts if the server has no chat template).
         partial: whether the diagnosis was interrupted.
-        measured: tokens per step of the baseline; of a full block, if the width is adaptive.
+        measured: tokens per step of the baseline; of a full block if the width is adaptive.
         stated: the reference's accept length on the same tasks; None for an unknown drafter.
-        guesses: whether the accept length is that of a drafter that does not match its target.
+        guesses: whether the accept length suggests that the drafter does not match its target.
         survival: share of steps that committed draft j, for j = 1 ... block - 1.
         verdict: at most three sentences; none for a healthy server.
     """
@@ -145,12 +145,12 @@ def _recent_requests(r: Report) -> Iterator[str]:
 async def diagnose(
     client: Client, max_tokens: int, long_tokens: int, seconds: float, report: Callable[[str], None]
 ) -> Report:
-    """Read the server, probe it and judge it.
+    """Read, probe and judge the server.
 
-    After ``seconds``, at a cancellation or at SIGTERM, the answers so far are judged.
+    After ``seconds``, a cancellation or SIGTERM, judge the answers so far.
 
     Args:
-        report: receives what the server states, then a line per probe.
+        report: receives the server's facts, then one line per probe.
 
     Raises:
         DFlashError: nothing that can be diagnosed.

@@ -1,6 +1,6 @@
 """Triton kernels, each equal to its definition in :mod:`sglang_dflash.ops.reference`.
 
-Triton compiles a kernel again for an integer that is 1 or divisible by 16, and for an aligned pointer. Arguments that
+Triton recompiles a kernel for an integer that is 1 or divisible by 16, and for an aligned pointer. Arguments that
 change while serving (numbers of tokens, widths, slices) are ``do_not_specialize``, so that no request waits for a
 compilation.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def assert_dense(*vectors: Tensor | None) -> None:
-    """Assert contiguity of those that are given: kernels index them without strides."""
+    """Assert contiguity of the given vectors: kernels index them without strides."""
     given = [vector for vector in vectors if vector is not None]
     assert all(vector.is_contiguous() for vector in given), [vector.stride() for vector in given]
 

@@ -1,7 +1,7 @@
-"""Triton kernels of copied blocks: append to a history and find a match, replace drafts by what followed the match.
+"""Triton kernels of copied blocks: append to a history, find a match, and replace drafts by the text after it.
 
 Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference.step`. One program per request;
-the search has one per tile of positions as well.
+the search also has one per tile of positions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ TILE = 2048
 
 
 def assert_histories(history, found):
-    """Assert dense rows, and that ``found`` has as many, with two columns."""
     assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
 
 
@@ -39,13 +38,13 @@ def match_copies_kernel(
         settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == (offered >> 19 & 0x7FFFFFFF))
         tl.store(found + row * 2 + 1, offered | (settled.to(tl.int64) << 62))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
-        # Every program that reads new tokens in the history writes them, for it cannot wait for another.
+        # Programs cannot synchronise, so each one writes the new tokens it reads.
         offsets = tl.arange(0, LANES)
         token = tl.load(new + offsets, mask=offsets < width, other=0).to(tl.int32)
         tl.store(text + first_new + offsets, token, mask=(offsets < width) & (first_new + offsets < columns - 1))
         tl.debug_barrier()  # threads read what others wrote
     lengths = tl.zeros((TILE,), dtype=tl.int32)
-    if first < newest:  # the grid is made for the longest request
+    if first < newest:  # the grid covers the longest request
         ends = first + tl.arange(0, TILE)
         alive = ends < newest
         for back in tl.static_range(LONGEST):

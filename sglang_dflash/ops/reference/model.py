@@ -65,7 +65,7 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the ``k`` largest values of each row, the largest first, and their indices int64: [rows, V] to [rows, k].
 
-    Which of equal values at the end is returned, and their order, is unspecified.
+    The choice among equal values at the end, and their order, are unspecified.
     """
     return logits.topk(k)
 
@@ -73,21 +73,21 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def walk_candidates(
     candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Choose a token per position, from left to right: the candidate with the best score after the token before.
+    """Choose a token per position, from left to right: the candidate with the best score after the previous token.
 
-    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] *
-    successors[c, r]``, in float32.
+    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
+    r]``, in float32.
 
     Args:
         candidates: int64 [bs, n, K], distinct tokens at each position.
-        unary: float32 [bs, n, K], their scores without the token before.
+        unary: float32 [bs, n, K], their scores without the previous token.
         gates: [bs, n, R].
         anchors: int64 [bs], the token before the first position.
-        predecessors, successors: [V, R], codebooks of the token before and of the candidate.
+        predecessors, successors: [V, R], codebooks of the previous token and of the candidate.
 
     Returns:
-        int64 [bs, n], the tokens, the first of equals; and float32 [bs, n], their leads over the second best candidate,
-        infinite if there is none.
+        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], their leads over the second best
+            candidate, infinite if there is none.
     """
     last, tokens, leads = anchors, [], []
     for i in range(candidates.shape[1]):

@@ -1,4 +1,4 @@
-"""Definitions of sampling: penalties, filters, and draws from logits by seeds."""
+"""Sampling definitions: penalties, filters, and seeded draws from logits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     """Apply frequency, presence and repetition penalties to a block's logits, in place.
 
     With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a positive logit is
-    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts the
-    drafts 1..j as generated, because its logits are used only if they are accepted.
+    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts drafts
+    1..j as generated, because its logits are used only if they are accepted.
 
     Args:
         logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
         draft_tokens: int64 [bs, w]; column 0 is the anchor.
-        counts: int32 [R, V], generated tokens of each request, the anchor included.
+        counts: int32 [R, V], generated tokens of each request, anchor included.
         rows: int [bs], rows of ``counts`` and ``coefficients``.
         coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
     """
@@ -44,13 +44,13 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
 def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
     """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
 
-    Filters and order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw is plain decoding's.
+    Filters and order are those of SGLang's ``pytorch`` sampling backend, so draws follow plain decoding's distribution.
 
     Args:
         probs: float32 [n, V], softmax of the adjusted logits.
         top_ks: int [n], entries kept by rank.
         top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
-            From 1 on there is no limit: the rounding of a sum must not cut the tail when other requests filter.
+            From 1 on there is no limit: rounding must not cut the tail when other requests filter.
         min_ps: float [n], floor relative to the largest entry.
     """
     ranked, order = probs.sort(dim=-1, descending=True)
@@ -73,17 +73,17 @@ def seeded_tokens(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Draw each row's token from its logits. The logits do not change.
+    """Draw each row's token from its logits, which do not change.
 
     A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
-    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
-    weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
-    ``pytorch`` backend.
+    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of
+    equal weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides, as in SGLang's ``pytorch``
+    backend.
 
     Args:
         logits: float [n, V].
         temperatures: float32 [n, 1], positive.
-        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each; see :func:`filter_probs`. None for none.
+        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each (see :func:`filter_probs`), or None.
         seeds: int64 [n].
         positions: int64 [n], sequence position of the token before the draw.
 
@@ -100,9 +100,9 @@ def seeded_tokens(
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
 
-    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
-    first to ring wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few
-    values: the race runs in float64.
+    An exponential race: token v arrives after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
+    first one wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few values:
+    the race runs in float64.
 
     Args:
         weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
@@ -138,7 +138,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
-    # int64 products wrap, which leaves the low 32 bits right.
+    # int64 products wrap, which keeps the low 32 bits correct
     word = _rotate_left((word * 0xCC9E2D51) & _WORD, 15)
     state = _rotate_left(state ^ ((word * 0x1B873593) & _WORD), 13)
     return (state * 5 + 0xE6546B64) & _WORD

@@ -1,4 +1,4 @@
-"""The policy of an adaptive width, with costs that the worker's own steps show at the start."""
+"""The policy of an adaptive width, with costs measured at the start by the worker's own steps."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return milliseconds of a step by batch size and width.
 
-    They lack the scheduler's time between steps, which the cost table learns from real steps. Two steps of each, the
-    first of which warms up, then rounds of one: the fastest counts. All widths of one request, and the narrowest and
-    widest of a few, are always measured. Once ``SHARE`` of the start is used, the rest is :func:`extrapolated`. Steps
-    are collective, so rank 0 decides for all ranks.
+    They lack the scheduler's time between steps, which the cost table learns later. Each cell runs twice, the first
+    time as a warm-up, then once per round: the fastest counts. All widths of one request, and the narrowest and widest
+    of a few, are always measured. Once ``SHARE`` of the start is used, the rest is :func:`extrapolated`. Steps are
+    collective, so rank 0 decides for all ranks.
     """
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
@@ -84,9 +84,9 @@ def step_times(
 
 
 def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Return the milliseconds of all cells: those that are not in ``taken`` grow with the rows as the widest blocks do.
+    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do.
 
-    They take as long as their width with one request, or longer.
+    They take at least as long as their width with one request.
     """
     widest, largest = max(width for _, width in cells), max(taken, key=prod)
     slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)

@@ -1,4 +1,4 @@
-"""A comparison at the start on the serving device: the kernels of a state replay with their definitions.
+"""Compare the kernels of a state replay with their definitions, at the start on the serving device.
 
 A kernel compiled wrongly for this device would produce wrong tokens and no other sign. One block of random inputs runs
 in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAYERS = 2  # shows a wrong layer stride
-# Tolerance relative to the largest value of a result: a product in one TF32 part is off by 2 ** -11.
+# relative to the largest value of a result: a product in one TF32 part is off by 2 ** -11
 FLOAT32_TOLERANCE = 2**-12
 
 
@@ -75,7 +75,7 @@ class Pool(NamedTuple):
     records: Records
 
     def on_host(self) -> Pool:
-        """Copy slots 0 and 1 and row 0, after a padding slot and row, to which the definition writes."""
+        """Copy slots 0 and 1 and row 0, behind a padding slot and row, to which the definition writes."""
 
         def behind_padding(part: Tensor, count: int) -> Tensor:
             return torch.cat([torch.zeros_like(part[:, :1]), part[:, :count]], 1).cpu()
@@ -133,8 +133,8 @@ def _faults_of_commit(pool: Pool, snapshot: str, count: int, track_count: int | 
 
 
 def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    # Projection of q, k and v, and the gates a, b, A_log and dt_bias, of one layer on the host. Values of ``b`` have
-    # sigmoids far from the rounding boundaries of 16 bits, so both sides round alike.
+    # Projection of q, k and v, and the gates a, b, A_log and dt_bias, of one layer on the host. Sigmoids of ``b`` are
+    # far from the rounding boundaries of 16 bits, so both sides round alike.
     _, _, HV, V, K = pool.states.shape
     tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
     projected = torch.randn(tokens, size, generator=generator).to(dtype)

@@ -1,7 +1,7 @@
 """CUDA graphs, attention backends and the layout of kept states for every width of a step.
 
-SGLang builds them for the server's width only and reads them from its runners' attributes, where a step swaps in those
-of its width.
+SGLang builds them for the server's width only and reads them from its runners' attributes; each step swaps in those of
+its width.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang 0.5.23's attention backends read a verify's width in an eager forward. Graph buffers have one width in
-# all of them.
+# Source of a verify's width in eager mode. In CUDA graphs every backend has one fixed width.
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
@@ -85,7 +84,7 @@ class WidthGraphs:
         """Build the resources of ``widths``: width 1 first, then from the widest down.
 
         Returns the widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out;
-        the server's width remains if no other can run.
+        the server's width always remains.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self.target, self._runners)):
@@ -131,7 +130,7 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            # Width 1 needs no drafter, and wider blocks use its own graphs.
+            # width 1 needs no drafter, and wider blocks use its own graphs
             if self.drafter is not None and 1 < width < self.drafted:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
@@ -179,10 +178,9 @@ def drafters_ranks(layout: Any) -> Iterator[None]:
 def packed(cache: Any, width: int) -> Any:
     """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, at most its block, in the same memory.
 
-    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``. SGLang's
-    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width:
-    ``intermediate_ssm`` ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V,
-    K]``.
+    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``; SGLang's
+    Triton kernel and the commit use the tensor's strides. Both work on a tensor of this width: ``intermediate_ssm``
+    ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V, K]``.
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]
@@ -217,7 +215,7 @@ def backends(runners: Sequence[ModelRunner]) -> set[str]:
 
 
 def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunner]) -> str | None:
-    """Return the reason why every step must have the server's width; None if there is none."""
+    """Return the reason why every step must have the server's width, or None."""
     unknown = backends(runners) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
     if unknown:
         return f"attention backend {', '.join(sorted(unknown))} may not support other widths"

@@ -1,9 +1,9 @@
-"""Run at start-up what would otherwise first run under load: kernels outside CUDA graphs, and sampling at its peak.
+"""Run once at start-up what would otherwise first run under load: kernels outside CUDA graphs, and peak sampling.
 
-Triton compiles and loads a kernel at its first launch, which blocks all requests for seconds and may run out of memory.
-It compiles a kernel again for other dtypes, another 16-byte alignment of a tensor, None for a tensor, integers that are
-1 or divisible by 16, and other constexprs. :class:`FirstCalls` covers those of steps; draft and verify run at graph
-capture. The kernels of grammars, prefills and paged allocators are SGLang's; its warm-up request runs most.
+Triton compiles a kernel at its first launch, which blocks all requests for seconds and may run out of memory. A kernel
+is recompiled when any of these changes: dtype, 16-byte alignment, None, an integer that is 1 or a multiple of 16, a
+constexpr. Draft and verify run at graph capture. SGLang's warm-up request runs most of its kernels of grammars,
+prefills and paged allocators.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTEXT = 64  # tokens of a dummy request
-# Numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100).
+# numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
 CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
@@ -64,7 +64,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
     They use rows 1 to ``bs`` of the request pool, which real requests overwrite when they start. Before the first
-    request these rows point to slot 0, so K/V and recurrent states go to the pools' padding slots.
+    request these rows point to slot 0, so K/V and recurrent states go to the padding slots.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
@@ -117,7 +117,7 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 
 
 class FirstCalls:
-    """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not show.
+    """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not cover.
 
     Args:
         step: runs a dummy step: requests, width, and context tokens of each.
@@ -128,9 +128,9 @@ class FirstCalls:
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
-        # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
+        # Powers of two: SGLang rounds batch sizes up, and step_commit divides its layers by 2 or more.
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
-        # Elsewhere 1, multiples of 16 and others are compiled apart.
+        # elsewhere 1, multiples of 16 and others are compiled separately
         self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
 
     @timed("first calls")
@@ -144,7 +144,7 @@ class FirstCalls:
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
-            # Contexts without and with a snapshot of the recurrent states in the next step.
+            # contexts without and with a snapshot of the recurrent states in the next step
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
@@ -159,7 +159,7 @@ class FirstCalls:
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
             inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := inject.staged) is not None:  # it may be shorter than a block
+        if (staged := inject.staged) is not None:  # may be shorter than a block
             stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
@@ -172,13 +172,13 @@ class FirstCalls:
         for seeds in (None, row):
             repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
-    def _slots(self) -> None:  # that SGLang reserves for a step, for each alignment of its inputs
+    def _slots(self) -> None:  # SGLang's slot reservation, once per pointer alignment
         for bs in self._batch_sizes:
             rows, lens, slots = self._zeros(bs), self._zeros(bs + 1).int(), self._zeros(2)
             for ends, taken in itertools.product((lens[:bs], lens[1:]), (slots[:1], slots[1:])):
                 assign_req_to_token_pool_func(rows, self._table, lens[:bs], ends, taken, bs)
 
-    def _state_slots(self) -> None:  # that SGLang looks up for a batch, padded to a captured size, before each replay
+    def _state_slots(self) -> None:  # SGLang's lookup for a batch padded to a captured size, before each replay
         linear: Any = getattr(self._target.attn_backend, "linear_attn_backend", None)
         captured = () if linear is None else getattr(self._target.decode_cuda_graph_runner, "capture_bs", ())
         for bs in range(1, max(captured, default=0) + 1):
