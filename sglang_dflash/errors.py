@@ -33,7 +33,7 @@ class DFlashError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Cut long text, and escape surrogates and control characters, which could forge log lines or drive a terminal."""
+    """Cut long text, and escape control characters, which could forge log lines, and surrogates."""
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
@@ -41,11 +41,10 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked fact.
+    """One checked fact; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
 
     Attributes:
         about: what was checked.
-        value, expected, remedy: as in :class:`DFlashError`; the last two are empty at level ``ok``.
         estimated: whether it depends on estimated sizes. A server logs it as a warning and starts.
     """
 

@@ -1,8 +1,7 @@
 """Entry point ``sglang.srt.plugins: dflash``: register our hooks with SGLang.
 
-SGLang's plugin loader only logs exceptions, and SGLang's own worker would then serve DFLASH. Therefore argument
-resolution checks versions, flags and pairs: an exception there stops the server. If registration fails, DFLASH is
-refused.
+SGLang's plugin loader only logs exceptions, so argument resolution checks versions, flags and pairs: an exception there
+stops the server. If registration fails, DFLASH is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _registered = False
 
 
 def register() -> None:
-    """Register every hook; a second call in one process does nothing."""
+    """Register every hook, once per process."""
     global _registered
     if _registered:
         return
@@ -82,7 +81,7 @@ def _register_hooks() -> None:
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    # A scheduler imported after the plugins were loaded gets its hooks before it constructs a worker.
+    # a scheduler imported after the plugins were loaded gets its hooks before it constructs a worker
     from sglang_dflash.hooks.takeover import choose_worker
     from sglang_dflash.upstream.launch import HookRegistry
 
@@ -93,7 +92,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 
 def _register_scheduler_hooks() -> None:
-    # Importing the targets of these hooks imports kernels, which would initialise the GPU in other processes.
+    # the targets of these hooks import kernels, which would initialise the GPU in other processes
     from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
     from sglang_dflash.states import replay
     from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
@@ -156,7 +155,7 @@ def _register(*hooks: Hooks) -> None:
 
 
 def _refuse_dflash(error: Exception) -> None:
-    # Fail with the reason before weights load, without the imports that may have failed.
+    # fail with the reason before weights load, without the imports that may have failed
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -1,4 +1,4 @@
-"""Commands for people, never imported by a server. They predict with the server's own plan and policies."""
+"""Commands for people, never imported by a server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -16,7 +16,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
 
 WINDOW = 2048  # tokens
-_CLEAR_GAIN = 1.1  # factor of requests
+_CLEAR_GAIN = 1.1  # times as many requests
 _MOST_TRIES = 64  # values of one flag
 Change = tuple[str, dict[str, Any]]  # a flag with its value, and the settings that it changes
 
@@ -33,10 +33,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Load:
-    """What a server should hold at once.
-
-    ``conversations`` are contexts to keep in the prefix cache, including those of running requests.
-    """
+    """A load to serve. ``conversations`` are contexts to keep in the prefix cache, including running requests."""
 
     users: int
     context: int  # tokens per request, prompt plus answer
@@ -46,14 +43,13 @@ class Load:
         return replace(self, users=-(-self.users // groups), conversations=-(-self.conversations // groups))
 
     def contexts_in(self, pools: Pools) -> int:
-        """Return how many contexts the pools keep. Each takes K/V, and a recurrent state on a hybrid target."""
+        """Return how many contexts the pools keep."""
         by_kv = pools.tokens // self.context
         if not pools.state.slot or pools.sizing.slots_per_request == 1:
             return by_kv
         return min(by_kv, pools.prefixes() + pools.running)
 
     def fits(self, pools: Pools) -> bool:
-        """Return whether all users run, with K/V for all contexts."""
         return pools.running >= self.users and pools.tokens >= max(self.users, self.conversations) * self.context
 
 
@@ -75,16 +71,16 @@ class Adviser:
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
         self._highest_fraction = max(table.fraction, highest_fraction(machine))
-        self._groups = settings.groups  # SGLang divides requests and states between them
+        self._groups = settings.groups
 
     def more_requests(self) -> list[Advice]:
         """Return the mildest value of each flag that lets all requests run, or else the most."""
         before, table = self._table.served, self._table
         wanted = before.sizing.max_running
-        # Start at the current ratio: the launch may have raised it.
+        # start at the current ratio: the launch may have raised it
         ratio = best_ratio(self._sizing(self._settings), table.static_bytes, replay=before.replay)
         percents = range(round(table.fraction * 100) + 1, round(self._highest_fraction * 100) + 1)
-        # A replay reserves scratch for every requested request, so fewer leave more for states.
+        # a replay reserves scratch for every requested request
         fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MOST_TRIES)
         flags: list[list[Change]] = [
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
@@ -98,7 +94,7 @@ class Adviser:
         return [each for each in found if self._lets_more_run(each)]
 
     def propose(self, load: Load) -> Proposal | None:
-        """Return the least harmful flags that serve the load, none superfluous; None if none do."""
+        """Return the least harmful flags that serve the load; None if none do."""
         chosen: list[Change] = []
         pools = self._loaded(load, chosen)
         for change in [*self._by_harm(load)] * 2:  # a flag may help only after a later one
@@ -149,7 +145,7 @@ class Adviser:
             yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
 
     def _mild_changes(self) -> Iterator[Change]:
-        """Yield changes in order of harm: less snapshotting, a draft window, rounded states, a narrower block."""
+        """in order of harm"""
         settings, sizing, hybrid = self._settings, self._table.served.sizing, self._table.served.state.slot > 0
         if hybrid and not settings.disable_overlap_schedule and sizing.slots_per_request == SLOTS["extra_buffer"]:
             yield _change("--mamba-radix-cache-strategy", mamba_radix_cache_strategy="extra_buffer_lazy")
@@ -161,11 +157,8 @@ class Adviser:
             yield _change("--speculative-num-draft-tokens", speculative_num_draft_tokens=sizing.block // 2)
 
     def _by_harm(self, load: Load) -> Iterator[Change]:
-        """Yield changes in order of harm, from a larger static fraction to a narrower block.
-
-        Skip the draft window if a hybrid target's contexts must stay cached: a hit would end W tokens earlier and need
-        an older state.
-        """
+        """In order of harm. With a draft window, a hybrid target's hit would end W tokens earlier and need an older
+        state."""
         hybrid = self._table.served.state.slot > 0
         if self._highest_fraction > self._table.fraction:
             yield _change("--mem-fraction-static", mem_fraction_static=self._highest_fraction)
@@ -182,12 +175,12 @@ class Adviser:
         slots = sizing.slots_per_request
         if not sizing.kept.slot or slots == 1:
             return self._pools(changes)
-        outer = load.users * (slots - 2)  # slots of running requests without their own prefixes
+        outer = load.users * (slots - 2)  # of running requests without their own prefixes
         least = max(load.users * slots, outer + load.conversations)
         pools = self._pools({**changes, "max_mamba_cache_size": least * self._groups})
         if not fill:
             return pools
-        # An additional state is useful only while K/V also hold its context.
+        # an additional state is useful only while K/V also hold its context
         more = (pools.tokens - load.context * (least - outer)) // (load.context + pools.state_price)
         if more <= 0:
             return pools

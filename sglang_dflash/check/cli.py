@@ -40,7 +40,7 @@ SUMMARIES = {
     "pairs": "List and find the tiny trained pairs, or print prompts.",
     "version": "Print the versions of this package and of SGLang.",
 }
-LAB = ("bench", "report", "pairs")  # commands of sglang-dflash-lab
+LAB = ("bench", "report", "pairs")  # of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 _COLOUR = {"ok": "green", "note": "blue", "warn": "yellow", "error": "red"}

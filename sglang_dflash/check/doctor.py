@@ -20,7 +20,7 @@ from sglang_dflash.plan.plan import ON_ROCM
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# distributions by common name, and the versions of our tests, which all run on a CPU
+# by common name; our tests all run on a CPU
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -37,8 +37,6 @@ class Builtin(DFlashError):
 
 @dataclass(frozen=True)
 class Part:
-    """An installed version, and the tested ones."""
-
     name: str
     installed: str | None
     tested: tuple[str, ...] = ()
@@ -50,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """``machine`` is the device that would serve; ``problem`` is None if this package would serve DFLASH there."""
+    """``problem`` is None if this package would serve DFLASH on ``machine``."""
 
     machine: Device
     parts: list[Part]
@@ -108,11 +106,6 @@ def examine() -> Report:
 
 
 def _serving_machine() -> Device:
-    """Return the device that would serve.
-
-    Raises:
-        DFlashError: this package would not serve DFLASH.
-    """
     check_version()  # SGLang may be absent
     settings = Settings.of(Settings())
     settings.validate()

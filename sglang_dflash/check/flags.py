@@ -31,11 +31,7 @@ class _Parser(ArgumentParser):
 
 @cache
 def sglang_parser() -> ArgumentParser:
-    """Return SGLang's parser, extended by our CPU platform's attention backend.
-
-    Raises:
-        DFlashError: the installed SGLang is not the tested one.
-    """
+    """Return SGLang's parser, extended by our CPU platform's attention backend; DFlashError for an untested SGLang."""
     check_version()
     from sglang_dflash.upstream.launch import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
 
@@ -53,8 +49,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
     """Return the settings, and the given flags that are not read or only in part.
 
     Raises:
-        DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
-            another pair or algorithm.
+        DFlashError: an unknown flag, an invalid value, a word without a flag, or another pair or algorithm.
     """
     pair = {"model_path": target, "speculative_algorithm": "DFLASH"}
     if drafter is not None:

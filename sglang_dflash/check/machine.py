@@ -49,7 +49,7 @@ GPUS = {
 
 
 def highest_fraction(machine: Device) -> float:
-    """Return the largest proposed share of device memory for weights and pools; activations and graphs use the rest.
+    """Return the largest proposed share of device memory for weights and pools.
 
     The host's programs share unified memory: servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's
     cookbook for Qwen3.8-27B).
@@ -58,9 +58,9 @@ def highest_fraction(machine: Device) -> float:
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
-    """Return the GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
+    """Return the GPU of a server's first rank; None without a driver, unknown if torch cannot use it.
 
-    A separate process asks torch, because a process that has initialised CUDA cannot fork others that use it.
+    A separate process asks torch: a process that has initialised CUDA cannot fork others that use it.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
@@ -83,7 +83,7 @@ def asked_about(
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        memory_gib: overrides the named GPU's memory. Without a name, a Hopper GPU is assumed.
+        memory_gib: overrides the named GPU's memory; a Hopper GPU without a name.
         gpu: a name in :data:`GPUS`, in any case.
 
     Raises:

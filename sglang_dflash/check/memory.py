@@ -36,15 +36,15 @@ class MemoryTable:
     """The division of a device's static memory for one rank."""
 
     device: str
-    static_bytes: int  # 0 if the device's memory is unknown
+    static_bytes: int  # 0 if unknown
     fraction: float  # static part of the device's memory
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether the weights are known exactly: read from safetensors headers, served as stored
+    weighed: bool  # whether the weights are known exactly, from safetensors headers
 
 
 def unknown_size(pair: Pair) -> Finding | None:
-    """Return a warning if the memory cannot be predicted; None if it can."""
+    """Return a warning if the memory cannot be predicted."""
     remedy = "none needed: SGLang divides the memory when it starts"
     if kind := unproven_kind(pair.target):
         proven = f"a target that is {'; '.join(PROVEN)}"
@@ -57,7 +57,7 @@ def unknown_size(pair: Pair) -> Finding | None:
 
 
 def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
-    """Divide the machine's memory as SGLang will; an unusable size in a configuration is a DFlashError."""
+    """Divide the machine's memory as SGLang will; an unusable size is a DFlashError."""
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
     static = int(memory * fraction)
@@ -138,7 +138,7 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 
 
 def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:
-    # All ranks divide MLPs; ranks that serve the same requests divide the rest (DP attention).
+    # all ranks divide MLPs; ranks that serve the same requests divide the rest (DP attention)
     whole = _all_bytes(pair, dtype)
     mlp = _mlp_bytes(pair, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing
@@ -168,7 +168,6 @@ def _mlp_bytes(pair: Pair, dtype: str) -> int:
 
 
 def _stated_size(files: ModelFiles) -> int:
-    """Return the bytes of all tensors as the index states them; 0 if it does not."""
     metadata = (files.index or {}).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return size if isinstance(size, int) else 0

@@ -1,8 +1,7 @@
 """Prediction of SGLang's division of a device's memory: weights, then recurrent states, then K/V.
 
 SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives recurrent states
-``mamba_full_memory_ratio`` parts to one part of K/V, and runs as many requests as have state slots. Verify scratch is
-charged to the states.
+``mamba_full_memory_ratio`` parts to one part of K/V, and charges verify scratch to the states.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ _HIGHEST_RATIO = 10
 class RequestState:
     """Recurrent state of one request, bytes; 0 for a dense target."""
 
-    slot: int = 0  # one state
+    slot: int = 0
     scratch: int = 0  # kept by a verify until its commit
-    records: int = 0  # the part of the scratch that holds replay records
+    records: int = 0  # part of the scratch
 
 
 @dataclass(frozen=True)
 class Sizing:
     """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
 
-    ``kept`` is a request's state if a verify stores the state after every token, ``replayed`` if it stores what every
-    token writes.
+    ``kept``: a verify stores the state after every token; ``replayed``: it stores what every token writes.
     """
 
     target_weights: int
@@ -47,13 +45,13 @@ class Sizing:
     kept: RequestState
     replayed: RequestState
     block: int  # positions of the widest block
-    slots_per_request: int  # per running request
+    slots_per_request: int  # recurrent-state slots
     context: int  # tokens of the longest request
-    max_running: int  # requested number of concurrent requests
+    max_running: int  # requested
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
-    max_tokens: int | None = None  # --max-total-tokens; None if SGLang decides
-    max_states: int | None = None  # --max-mamba-cache-size; None if SGLang decides
-    page: int = 1  # tokens per K/V page
+    max_tokens: int | None = None  # --max-total-tokens
+    max_states: int | None = None  # --max-mamba-cache-size
+    page: int = 1  # tokens
     ring: int | None = None  # the drafter's K/V slots per request under a draft window
     in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
     copies: bool = False
@@ -73,10 +71,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of one rank in SGLang's units: predicted by :func:`fit`, or read from a server.
-
-    Padding (a page, a slot, a row) is not included, except in :attr:`bytes`.
-    """
+    """Pools of one rank in SGLang's units, without padding: predicted by :func:`fit`, or read from a server."""
 
     sizing: Sizing
     replay: bool
@@ -94,14 +89,14 @@ class Pools:
 
     @property
     def history(self) -> int:
-        """Bytes per request of the history for copied blocks, or 0. It is outside static memory."""
+        """Bytes per request of the history for copied blocks, outside static memory."""
         sizing = self.sizing
         return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, by their names in ``/server_info`` (``memory_bytes``)."""
-        sizing, rows = self.sizing, self.held + 1  # a padding row
+        """Bytes of whole pools with padding, by their names in ``/server_info`` (``memory_bytes``)."""
+        sizing, rows = self.sizing, self.held + 1
         draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
         return {
             "target_weights": sizing.target_weights,
@@ -127,9 +122,7 @@ class Pools:
         """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
         A running request holds its state, its snapshots and its prefix. SGLang counts one more slot for the prefix that
-        its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a dense target.
-
-        ``slots_per_request`` may be that of another ``--mamba-radix-cache-strategy``.
+        its prefill adds (``MambaComponent.prepare_for_caching_req``).
         """
         slots = slots_per_request or self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
@@ -147,10 +140,7 @@ class Pools:
 
 
 def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
-    """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
-
-    ``running`` and ``tokens`` are 0 if the memory does not hold weights and one request.
-    """
+    """Divide ``static_bytes`` as SGLang does; ``running`` and ``tokens`` are 0 if one request does not fit."""
     state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
     slots, running = 0, sizing.max_running
     if state.slot:
@@ -168,8 +158,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
     """Return state slots, running requests, and the bytes left for K/V.
 
-    Scratch grows with the running requests. SGLang budgets a whole slot for each position of the block, though
-    convolution windows overlap.
+    SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
     """
     slots, block = sizing.max_states, sizing.block if state.scratch else 0
     if slots is None:
@@ -180,10 +169,9 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return the same as :func:`_fit_kept`. Scratch is reserved for every requested request.
+    """Return the same as :func:`_fit_kept`; scratch is reserved for every requested request.
 
-    SGLang charges records to the state budget and omits convolution windows; ``states/replay.py`` subtracts those from
-    the total.
+    SGLang charges records to the state budget and omits convolution windows; ``worker/pools.py`` subtracts those.
     """
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records)
@@ -215,7 +203,7 @@ def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | 
 
 
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
-    """Return the lowest ratio, from the given one, that lets all requests run; otherwise the one that lets most run.
+    """Return the lowest ratio, from the given one, that lets all requests run, or else the most.
 
     Every higher ratio must leave K/V for one full context, or as much as the given ratio leaves.
     """
@@ -227,6 +215,6 @@ def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
 
 
 def index_of_most_requests(fits: Iterable[Pools]) -> int:
-    """Return the first index of the most running requests; only those with K/V for a long answer count."""
+    """Only requests with K/V for a long answer count."""
     running = [each.requests_of(TOKENS_PER_REQUEST) for each in fits]
     return running.index(max(running))

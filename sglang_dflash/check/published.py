@@ -10,16 +10,13 @@ from typing import Any
 
 @cache
 def published_pairs() -> dict[str, dict[str, Any]]:
-    """Return the model cards by target: names, figures and measurement setup.
-
-    ``thinking`` is None if the card does not state it.
-    """
+    """Return the model cards by target. ``thinking`` is None if the card does not state it."""
     pairs: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published.json").read_text())
     return pairs
 
 
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
-    """Return a drafter's card by the last part of its name or path; None if unpublished."""
+    """Return a drafter's card by the last part of its name or path."""
     last = Path(name_or_path).name.lower()
     return next((card for card in published_pairs().values() if Path(card["drafter"]).name.lower() == last), None)
 

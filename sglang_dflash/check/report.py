@@ -48,12 +48,7 @@ class Report:
 
 
 def preflight(settings: Settings, machine: Device, load: Load | None = None) -> Report:
-    """Check a command line by the rules and decisions of a launch.
-
-    Args:
-        machine: the machine that will serve.
-        load: what it should hold at once, if stated.
-    """
+    """Check a command line by the rules and decisions of a launch, for a machine and an optional load."""
     first = apply("settings", _is_checked, settings)
     if first.level != "ok":
         return Report([first])
@@ -147,7 +142,6 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
 
 
 def _tokens(pools: Pools) -> Finding:
-    """Whether a running request has K/V for a short answer."""
     least, fits = min(SHORTEST, pools.sizing.context), pools.requests_of(SHORTEST)
     if not pools.running or pools.tokens >= least * pools.running:
         return ok(_lengths(pools))
@@ -238,7 +232,7 @@ def verdict(report: Report) -> str:
 
 
 def summary(report: Report, title: str, command: str) -> Iterator[str]:
-    """Yield the verdict, the plan, the division of the memory, what is wrong, and the command to start.
+    """Yield the lines of the result.
 
     Args:
         title: the pair and the machine.
@@ -286,7 +280,6 @@ def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:
 
 
 def plan_lines(report: Report) -> Iterator[str]:
-    """Yield the plan, then the memory of one rank, one value per line; nothing without a plan."""
     if (plan := report.plan) is None:
         return
     yield "\nPlan"
@@ -307,7 +300,7 @@ def _row(name: str, value: object) -> str:
 
 
 def _memory_rows(pools: Pools) -> Iterator[str]:
-    """Yield sizes per unit and in total; without totals if no memory was divided."""
+    """Sizes per unit and in total; without totals if no memory was divided."""
     whole, sizing, state, slots = pools.bytes, pools.sizing, pools.state, pools.sizing.slots_per_request
 
     def share(name: str, total: int, each: int, unit: str) -> str:

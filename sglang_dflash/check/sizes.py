@@ -29,7 +29,7 @@ def dtype_bytes(name: Any) -> float:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """One request's recurrent state over all linear layers of one rank; all parts are 0 for a dense target."""
+    """One request's recurrent state over all linear layers of one rank, bytes."""
 
     recurrent: int  # the gated delta rule's matrices
     conv: int  # the last conv_kernel - 1 inputs of the causal convolution
@@ -41,11 +41,11 @@ class StateBytes:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Return the bytes of a block's overlapping convolution windows, stored once."""
+        """Return the bytes of a block's overlapping convolution windows."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
-        """Return the scratch of a verify that keeps the state after every position of a block."""
+        """Return the scratch of a verify that keeps the state after every position."""
         return block * self.recurrent + self.windows(block)
 
     def records(self, block: int, ring: int) -> int:
@@ -89,7 +89,7 @@ def _heads_per_rank(heads: int, tp_size: int) -> int:
 
 
 def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
-    """Return the number of tensor-parallel ranks that divide a checkpoint tensor; 1 if every rank holds all of it."""
+    """Return the number of tensor-parallel ranks that divide a checkpoint tensor."""
     module, _, kind = name.rpartition(".")
     match module.rpartition(".")[2]:
         case "k_proj" | "v_proj":

@@ -33,7 +33,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LARGEST = 64 << 20  # bytes of a text file; the largest tokenizers have half of that
+LARGEST = 64 << 20  # bytes of a text file
 
 _READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
@@ -119,7 +119,7 @@ class ModelFiles:
             raise self._not_found() from error
 
     def path(self, file: str) -> Path | None:
-        """Return the path of one small file; None if the model has no such file. Errors as in :attr:`folder`."""
+        """Return the path of one small file, or None. Errors as in :attr:`folder`."""
         path = self.folder / file
         if path.is_file():
             return path
@@ -131,13 +131,12 @@ class ModelFiles:
         return None
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file; None if the model has no such file."""
         path = self.path(file)
         return None if path is None else read_object(path)
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Header of every tensor; None if there is no safetensors file, or the hub cannot be reached.
+        """Header of every tensor; None without a safetensors file or hub.
 
         Raises:
             DFlashError: a local file does not match its header.
@@ -183,7 +182,7 @@ class ModelFiles:
         return None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        # of the safetensors files that the index names, or of all
+        # of the files that the index names, or of all
         files = _weight_files(self.folder)
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
@@ -215,10 +214,7 @@ class ModelFiles:
 
 @cache
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, within seconds; None if it answers.
-
-    The hub's client waits without a limit if a firewall drops its packets.
-    """
+    """Return why the hub cannot be reached, or None. The hub's client would wait forever behind a firewall."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
@@ -232,9 +228,8 @@ def hub_problem() -> str | None:
 def plain_view(files: ModelFiles) -> Path | None:
     """Write the folder from which SGLang loads a drafter in another trainer's or a quantising tool's form.
 
-    SGLang reads a drafter's configuration through transformers, which does not support other trainers' classes and
-    nesting. The folder, in this user's cache, holds the plain ``config.json`` and links to the drafter's other files. A
-    drafter on the hub is downloaded first, as SGLang would do later.
+    SGLang reads a drafter's configuration through transformers, which does not support other trainers' forms. The
+    folder, in this user's cache, holds the plain ``config.json`` and links to the other files.
 
     Returns:
         The folder; None if the drafter's own folder is plain.
@@ -248,11 +243,11 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # SGLang would build quantised layers from Model Optimizer's file.
+    # SGLang would build quantised layers from Model Optimizer's file
     replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
     linked = sorted(file for file in others if file.is_file())
-    # A folder never changes while a server loads from it: other content gets another folder.
+    # a folder never changes while a server loads from it: other content gets another folder
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]
     content = json.dumps([str(source.resolve()), files.config, stamps])
     views = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
@@ -296,7 +291,6 @@ def read_text(file: Path) -> str:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object; errors as in :func:`read_text` and :func:`parse_object`."""
     return parse_object(read_text(file), str(file))
 
 
@@ -323,7 +317,7 @@ def _read_header(file: Path) -> dict[str, TensorHeader]:
     except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible file name
         raise _unreadable(file, f"has no valid header ({str(error)[:200]})", _COMPLETE) from None
     for name, tensor in tensors.items():
-        # An empty tensor's other sizes are not bounded by the file's size.
+        # an empty tensor's other sizes are not bounded by the file's size
         if len(tensor.shape) > 8 or math.prod(max(size, 1) for size in tensor.shape) >> 48:
             raise _unreadable(file, f"describes {name!r} with the shape {list(tensor.shape)[:9]}", _COMPLETE)
     return tensors

@@ -1,7 +1,7 @@
 """The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-transformers does not read the file: its Qwen3 configuration drops ``sliding_window`` if ``use_sliding_window`` is
-false, although ``layer_types`` may name sliding layers.
+transformers does not read the file: it drops ``sliding_window`` if ``use_sliding_window`` is false, although
+``layer_types`` may name sliding layers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sglang_dflash.errors import DFlashError, first_problem
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
-# Limits: sizes in a file are multiplied and allocated.
+# sizes in a file are multiplied and allocated
 _MOST_LAYERS = 1024
 _MOST_POSITIONS = 1 << 24  # rows of a RoPE table
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -45,26 +45,23 @@ class DrafterConfig(BaseModel):
         block_size: tokens of one draft block, anchor included; None if not stated.
         mask_token_id: token id of the block's positions after the anchor.
         target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
-        num_target_layers: layers of the training target; None if not stated.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
-        sliding_window: tokens that a sliding layer attends to, the current one included; None without sliding layers.
+        sliding_window: tokens that a sliding layer attends to, the current one included.
         causal: per layer, whether a block position attends only to positions up to itself. By default sliding layers
             are causal and full layers bidirectional; ``is_causal`` sets all of them.
         rotary_dim: dimensions of a head that RoPE rotates.
         rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
         input_scale: scale of the block's input embeddings.
-        output_scale: scale of the logits. Without a selector it changes only the margins, which copies are compared
-            with.
+        output_scale, logit_cap: scale of the logits, and soft cap of the scaled ones. Without a selector they change
+            only the margins, which copies are compared with.
         conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction; 0
             without it.
         selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
             without it.
-        logit_cap: soft cap of the scaled logits, or None. It affects only margins, as ``output_scale`` does.
         draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
-        dtype: name of the checkpoint's dtype; None if not stated.
-        stored: quantisation of a checkpoint whose weights are dequantised; None for plain weights.
-        quantization: method of a checkpoint that SGLang's quantised layers load; None for plain layers.
+        stored: quantisation of a checkpoint whose weights are dequantised.
+        quantization: method of a checkpoint that SGLang's quantised layers load.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -95,7 +92,7 @@ class DrafterConfig(BaseModel):
     input_scale: _Number = Field(1.0, alias="input_embedding_scale")
     output_multiplier: _Number = 1.0
     logit_scale: _Number = 1.0
-    # DFlash2's kernels hold these in registers.
+    # DFlash2's kernels hold these in registers
     conv_taps: Annotated[int, Field(alias="conv_kernel_size", ge=0, le=16)] = 0
     conv_group: Annotated[int, Field(alias="conv_group_size", ge=0, le=1 << 31)] = 0
     selector_rank: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -167,7 +164,6 @@ class DrafterConfig(BaseModel):
 
 
 def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Join keys with several spellings, and drop those without effect."""
     stated, other = keys.get("is_causal"), keys.get("causal")  # vLLM reads the second
     agree = stated is None or other is None or stated == other
     require(agree, "is_causal", stated, f"the same as dflash_config.causal, which is {other}")
@@ -209,7 +205,7 @@ def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: bool) -> None:
-    """Check conditions across keys. ``selects``: whether the architecture has DFlash2's selector."""
+    """``selects``: whether the architecture has DFlash2's selector."""
 
     def check(condition: object, key: str, expected: str) -> None:
         require(bool(condition), key, keys.get(key), expected)
@@ -217,7 +213,7 @@ def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: b
     ids, types, whole = found.target_layer_ids, found.layer_types, found.vocab_size
     check(len(set(ids)) == len(ids), "target_layer_ids", "distinct layers")
     check(len(types) == found.num_layers, "layer_types", f"a list of {found.num_layers} entries (num_hidden_layers)")
-    # A ModelOpt export's window applies to layers that it calls full.
+    # a ModelOpt export's window applies to layers that it calls full
     check(not keys.get("use_swa") or SLIDING in types, "layer_types", f"{SLIDING} for the layers that use_swa windows")
     check(SLIDING not in types or found.sliding_window, "sliding_window", "the window of the sliding layers")
     multiple = f"a multiple of num_key_value_heads {found.num_kv_heads}"
@@ -237,5 +233,4 @@ def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: b
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """Read a model's ``config.json`` as its trainer wrote it; errors as in :attr:`ModelFiles.published`."""
     return ModelFiles(str(path)).published

@@ -1,7 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
 compressed-tensors dequantises weights to float32 at load; FP8 and GPTQ are expressed in its terms. A layer is quantised
-if its tensors are: lists of exceptions are not read. Shapes are checked on headers.
+if its tensors are: lists of exceptions are not read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-STORED = "stored_quantization"  # in dflash_config, which SGLang does not read: it would build quantised layers
+STORED = "stored_quantization"  # in dflash_config, which SGLang does not read
 MODELOPT = "hf_quant_config.json"  # Model Optimizer's file next to config.json
 _KEYS = ("quantization_config", "compression_config")
 _NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
@@ -35,10 +35,10 @@ _SERVED = (
     "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
 )
 
-# FP8 checkpoints use two names for the scale, a factor of the stored values.
+# FP8 checkpoints use two names for the scale
 _ALIASES = {"weight_scale_inv": "weight_scale"}
 _ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
-# GPTQ's tensors are those of compressed-tensors, transposed.
+# transposed
 _GPTQ = {"qweight": "weight_packed", "qzeros": "weight_zero_point", "scales": "weight_scale"}
 _PARTS = {*_GPTQ, *_GPTQ.values(), "g_idx", "weight_g_idx", "weight_shape"}
 _INT32 = {"weight_packed", "qweight", "qzeros"}
@@ -109,7 +109,7 @@ class Scheme:
             half = 1 << (bits - 1)  # unpacked values are signed
             zero = (zero.int() + half + self.zero_offset) % (1 << bits) - half
         if order is not None:
-            # The library does not check that all groups have one size.
+            # the library does not check that all groups have one size
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
                 raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
@@ -184,10 +184,7 @@ def _misfit(found: str, expected: str) -> DFlashError:
 
 
 def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Return the quantisation that a configuration declares; None for plain weights.
-
-    Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``, or None.
+    """Return the quantisation that a configuration, or Model Optimizer's ``hf_quant_config.json``, declares; or None.
     """
     for place in (config, text_config(config)):
         for key in _KEYS:
@@ -198,17 +195,13 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
+    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``), or None."""
     found = declared(config)
     return None if found is None else method_of(found)
 
 
 def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers.
-
-    Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``, or None.
-    """
+    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers."""
     found = declared(config, modelopt)
     if found is None or is_set_aside(config):
         return dict(config)

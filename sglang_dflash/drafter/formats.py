@@ -1,8 +1,7 @@
 """Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters.
 
-DFLASH keys (``block_size``, ``mask_token_id``, ``target_layer_ids``, ``num_target_layers``, ``is_causal``) are in
-``dflash_config`` or at the top level, the transformer's in ``text_config`` or at the top level. Published checkpoints
-use both places.
+Published checkpoints have DFLASH keys in ``dflash_config`` or at the top level, and the transformer's in
+``text_config`` or at the top level.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ ARCHITECTURES = (PLAIN, "DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMaxDF
 INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
 SOFTCAP = "final_logit_softcapping"
 
-# keys of other types of drafters, which have additional layers or inputs
+# of drafters with additional layers or inputs
 _OTHER_KEYS = (
     "lilicorr_hidden_size",
     "has_embed_tokens",
@@ -57,9 +56,8 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
-    """Return the type of a drafter that SGLang serves as DFLASH and this package does not; None for DFlash and DFlash2.
-
-    Only ``config.json`` is read; the loader finds undeclared extra tensors.
+    """Return the type of a drafter that SGLang serves as DFLASH and this package does not, by its ``config.json``; or
+    None.
 
     Raises:
         DFlashError: SGLang does not serve it as DFLASH either.
@@ -93,7 +91,7 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration that z-lab would have written for the same drafter; an equal one if it is plain.
+    """Return the configuration in z-lab's form.
 
     Raises:
         DFlashError: the trainer's form cannot be served.
@@ -106,11 +104,11 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
             raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
-        # AutoModel's JetSpec recipe extends its DFlash recipe, which leaves is_causal false.
+        # AutoModel's JetSpec recipe extends its DFlash recipe, which leaves is_causal false
         changes["is_causal"] = True
     window, types = keys.get("swa_window_size"), keys.get("layer_types")
     if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:
-        # Model Optimizer's window applies to every layer and counts the current token, as ours does.
+        # Model Optimizer's window applies to every layer and counts the current token, as ours does
         changes |= {"layer_types": [SLIDING] * len(types), "sliding_window": window}
     return {**config, **changes}
 
@@ -162,8 +160,7 @@ def _layers_before(ids: Any) -> list[int]:
 
 
 def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
-    # The trainer runs one RoPE for all layers, over the whole head, with one-dimensional positions. Other keys may be
-    # copies of a multimodal target's.
+    # The trainer runs one RoPE for all layers, over the whole head. Other keys may be copies of a multimodal target's.
     parameters = layers.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return {}

@@ -1,6 +1,6 @@
 """The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
 
-Only tensors of DFlash and DFlash2 are accepted: a drafter without its extra weights would silently draft badly.
+Other tensors are refused: a drafter without its extra weights would silently draft badly.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LoadReport:
 
     def __init__(self, config: DrafterConfig) -> None:
         self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
-        # If SGLang's quantised layers load the checkpoint, only module names are compared.
+        # if SGLang's quantised layers load the checkpoint, only module names are compared
         self._quantised = config.quantization is not None
         self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
         self._unexpected: list[str] = []
@@ -148,7 +148,7 @@ class LoadReport:
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
-    """Read ``mask_embedding.pt``, the trained embedding of the mask token, which replaces the target's row.
+    """Read ``mask_embedding.pt``, which replaces the target's embedding of the mask token.
 
     Returns:
         [H], in the dtype of the file; None without a file.

@@ -1,8 +1,4 @@
-"""Old flags and environment variables of published cards.
-
-Cards and z-lab's README target SGLang up to 0.5.18. Their flags are rewritten before parsing, so that a card's command
-line runs as printed.
-"""
+"""Old flags and environment variables of published cards, which target SGLang up to 0.5.18."""
 
 from __future__ import annotations
 

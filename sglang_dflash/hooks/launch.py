@@ -1,7 +1,6 @@
 """A server's launch: check the pair, make the serving plan and write it into SGLang's arguments.
 
-This runs while SGLang resolves its arguments, where an exception stops the server. Other processes receive the plan
-with the arguments and read no file again.
+This runs while SGLang resolves its arguments, where an exception stops the server.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
 
 logger = logging.getLogger(__name__)
-_SOURCE = "sglang_dflash"  # source of our declarations in SGLang's arguments
+_SOURCE = "sglang_dflash"
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -63,7 +62,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         write_record(server_args, pair)
         return
     if pair.kind is None and settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's quantisation flag to the drafter's layers.
+        # SGLang would apply the target's quantisation flag to the drafter's layers
         _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
     if view := plain_view(pair.loaded_files):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", pair.drafter_files.name, view)
@@ -73,9 +72,10 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_speculative_decoding``: device, parallelism and memory fraction are resolved.
+    """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or the reason for SGLang's own
+    worker.
 
-    Attach the serving plan to the arguments, or the reason for SGLang's own worker.
+    Device, parallelism and memory fraction are resolved here.
     """
     if not _is_dflash(server_args):
         previous(server_args)
@@ -103,7 +103,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
             "instead)"
         )
     if settings.enable_memory_saver and not settings.enable_weights_cpu_backup and plan.drafts:
-        # After a resume a trainer writes the target only.
+        # after a resume a trainer writes the target only
         _declare(server_args, enable_draft_weights_cpu_backup=True)
         logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
     write_record(server_args, plan)
@@ -123,8 +123,8 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def configure_drafter(model_config: Any, context_length: int | None) -> None:
-    """Hook before ``ModelConfig._derive_context_length``: apply the user's override of the drafter's ``config.json``,
-    and give a shorter drafter the target's whole context.
+    """Hook before ``ModelConfig._derive_context_length``: apply overrides, and give a shorter drafter the target's
+    context.
 
     SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, which also lifts the
     target's limit. A DFlash drafter cannot read out of bounds: its K/V use the target's slots, and its RoPE table
@@ -148,7 +148,7 @@ def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> Non
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """Return the device of the first rank as torch describes it. SGLang's resolution initialises CUDA here too."""
+    """Return the device of the first rank as torch describes it. SGLang initialises CUDA here too."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

@@ -32,8 +32,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
 def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
 
-    SGLang counts the full width at every step. Under adaptive width the worker reports each block's verified positions,
-    anchors included, in ``cap_lens``.
+    SGLang counts the full width. The worker reports the verified positions, anchors included, in ``cap_lens``.
     """
     if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
         return
@@ -55,8 +54,7 @@ def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
     """Hook before ``write_data_for_multi_tokenizer``: load the plugins in the processes that read this pickle.
 
-    SGLang loads no plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``), which
-    would count the full width.
+    SGLang loads no plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``).
     """
     return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
 
@@ -72,7 +70,7 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
 
 
 def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
-    """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``; SGLang's own is off."""
+    """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``."""
     plan = read_record(server_args)
     if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True

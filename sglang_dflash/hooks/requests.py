@@ -1,9 +1,7 @@
 """Requests in the scheduler: which ones are rejected, and where the others end.
 
-A request is rejected if it needs a feature that DFLASH lacks or a value that no sampler can use. The others end at the
-same token as under plain decoding, though a step commits several. SGLang searches all tokens of a step at once, by
-kind: strings in the order of the request's list, then patterns, then tokens. Plain decoding calls the same function
-after every token.
+SGLang searches all tokens of a step at once for an end, by kind: strings in the order of the request's list, then
+patterns, then tokens. Plain decoding calls the same function after every token.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layer
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
-# Bounds that keep float32 logits finite after temperature, bias and penalty. SGLang allows every float64. The softmax
-# of an infinity is NaN, which would stop the scheduler for all requests.
+# Bounds that keep float32 logits finite after temperature, bias and penalty: NaN would stop the scheduler.
 _LARGEST, _SMALLEST = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary, stored as int32
-# SGLang prefills a rejected request nevertheless, with these parameters.
+# SGLang prefills a rejected request nevertheless, with these parameters
 _HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
 
 
@@ -57,7 +54,7 @@ def _refusals(req: Any) -> Iterator[DFlashError]:
 
 
 def _drop_impossible_stops(req: Any) -> None:
-    # A token outside the vocabulary never stops a request, but min_new_tokens of another request uses it as an index.
+    # It never stops a request, but min_new_tokens of another request uses it as an index.
     stops = req.sampling_params.stop_token_ids
     if stops and not all(0 <= token < req.vocab_size for token in stops):
         req.sampling_params = copy.copy(req.sampling_params)
@@ -83,8 +80,7 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
     """Hook after ``create_grammar_backend``: require grammars that can forget rejected drafts.
 
     Raises:
-        DFlashError: grammars of this backend, which may be a plugin's, have no ``rollback``. The first constrained
-            request would end the server.
+        DFlashError: grammars of this backend, which may be a plugin's, have no ``rollback``.
     """
     compiles = getattr(backend, "grammar_backend", backend)  # without the wrapper of reasoning parsers
     if serving.plan is None or compiles is None:
@@ -97,9 +93,9 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
 def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
     """Hook around ``Req.update_finish_state``: end the request at the first token at which SGLang's function ends it.
 
-    The tokens of a step are replayed one by one only if SGLang finds an end in them, or if the request has a pattern,
-    whose match may depend on where the text before it is cut. Tokens after the end stay in ``output_ids``, because the
-    K/V cache holds them; ``finished_len`` excludes them.
+    Tokens are replayed one by one only if SGLang finds an end in them, or if the request has a pattern, whose match may
+    depend on where the text is cut. Tokens after the end stay in ``output_ids``, because the K/V cache holds them;
+    ``finished_len`` excludes them.
     """
     if serving.plan is None or new_accepted_len <= 1 or req.finished() or req.to_finish:
         original(req, new_accepted_len)
@@ -116,7 +112,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
     try:
         for token in run:
             ids.append(token)
-            # The grammar has already read the whole run.
+            # the grammar has already read the whole run
             req.grammar = grammar if len(ids) == start + len(run) else None
             original(req, 1)
             if req.finished():
@@ -142,8 +138,8 @@ def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
 def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
     """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
 
-    A recurrent state cannot be rewound to the end that the client saw. Release such a turn to the prefix cache, where
-    the next turn finds it. On other targets SGLang also keeps the last token, whose K/V may not exist yet.
+    A recurrent state cannot be rewound to the end that the client saw: release the turn to the prefix cache. On other
+    targets SGLang also keeps the last token, whose K/V may not exist yet.
     """
     slot = None if serving.plan is None else sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):

@@ -1,7 +1,6 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-SGLang wrote its detokenizer and parsers for one token per step. With several, the detokenizer sends text twice and
-parsers lose calls. Our hooks remember what was sent, and parse each step one token at a time.
+With several tokens per step, SGLang's detokenizer sends text twice and its parsers lose calls.
 
 One difference remains. With byte fallback, tokenizers decode a run of byte tokens as a whole, and an invalid run as one
 U+FFFD per byte. If an answer is cut inside a character, its last chunk loses the other characters of that run.
@@ -20,7 +19,7 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.launch import get_server_args
 
-BYTES = 4  # maximum per character
+BYTES = 4  # per character
 CONTEXT = 6  # preceding tokens that decoding a token may depend on
 
 _tokenizer: Any = None
@@ -31,8 +30,7 @@ _answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
     """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
 
-    If a chunk ends inside a character, SGLang sends whole words and stores where they end. The next chunk may move that
-    position back.
+    If a chunk ends inside a character, SGLang stores where its whole words end. The next chunk may move that back.
     """
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
@@ -86,12 +84,12 @@ def _we_serve() -> bool:
 
 
 def _ends_of_tokens(text: str) -> set[int]:
-    """Return where the answer's last tokens end in ``text``; without tokens, where markers and characters end."""
+    """Where the answer's last tokens end in ``text``; without tokens, where markers and characters end."""
     ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []
         for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
-            # As in the detokenizer: a token that ends inside a character adds no text.
+            # as in the detokenizer: a token that ends inside a character adds no text
             before, after = (
                 _tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
                 for end in (k, k + 1)

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-_NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # the driver's devices, on Linux and in WSL
+_NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 
 
 def on_our_cpu_platform() -> bool:
-    """Return whether this process serves on an out-of-tree platform for CPUs."""
     return bool(current_platform.is_out_of_tree() and current_platform.device_name == "cpu")
 
 
@@ -41,7 +40,7 @@ def refuse_without_accelerator() -> None:
 
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class for DFLASH, SGLang's for the rest."""
-    # On the CPU platform SGLang takes the class from the platform, which calls `worker_for`.
+    # on the CPU platform SGLang takes the class from the platform, which calls `worker_for`
     ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
     return ours or original(algorithm, server_args)
 
@@ -94,7 +93,7 @@ def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[in
 
 @cache
 def check_sglang() -> None:
-    """Raise DFlashError for an SGLang of an untested version, or one that lacks a name or a hook that we need."""
+    """Raise DFlashError for an SGLang of an untested version, or without a name or hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
     try:

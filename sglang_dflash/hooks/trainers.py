@@ -21,8 +21,7 @@ from sglang_dflash.upstream.launch import get_server_args, resolving_view
 def select_runners(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
     """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
 
-    SGLang would load the same tensors into both models. ``"draft"`` still selects the drafter. ``result`` holds role
-    and runner of each selected model.
+    ``result`` holds role and runner of each selected model.
     """
     if selector != "all" or serving.plan is None:
         return result
@@ -46,7 +45,6 @@ def report_update(_: None, manager: Any, weight_version: str | None) -> None:
 
 
 def is_drafter(path: str) -> bool:
-    """Return whether ``config.json`` names a drafter; False without one."""
     try:
         return architecture(ModelFiles(path).config) in ARCHITECTURES
     except DFlashError:
@@ -96,8 +94,7 @@ def keep_target_path(original: Callable[..., None], manager: Any, model_path: st
 
 
 def resume_released(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Hook around the scheduler's ``resume_memory_occupation``, which would end the scheduler if the memory was not
-    released."""
+    """Hook around the scheduler's ``resume_memory_occupation``, which would end it if the memory was not released."""
     from sglang_dflash.upstream.worker import GPU_MEMORY_ALL_TYPES, ResumeMemoryOccupationReqOutput
 
     missing = set(request.tags or GPU_MEMORY_ALL_TYPES) - manager.offload_tags

@@ -27,9 +27,8 @@ written: list[str] = []  # roles of the models that were updated and not yet rep
 def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before any is written.
 
-    SGLang's model loads the tensors twice, the first time without writing. What it raises then is the client's answer;
-    SGLang would end the scheduler, or serve a half-loaded model. Tensors by IPC arrive in several loads, each of which
-    is complete or refused.
+    The model loads the tensors twice, the first time without writing. SGLang would end the scheduler, or serve a
+    half-loaded model. Tensors by IPC arrive in several loads, each of which is complete or refused.
     """
     if serving.plan is None:
         return original(updater, *args, **kwargs)
@@ -71,8 +70,6 @@ def load_directly(original: Callable[..., None], model: Any, named_tensors: list
 
 
 class Refused(ValueError):
-    """The tensors of an update do not fit, and none was written."""
-
     def __init__(self, problem: str) -> None:
         super().__init__(f"the weight update was refused, and nothing was written: {problem}")
 
@@ -106,8 +103,8 @@ def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Ten
 def refuse_unknown(skipped: Sequence[str]) -> None:
     """Raise Refused for tensors that the target's loader skips, unless they are known to be skipped.
 
-    Known are the names in ``_SKIPPED``, other ranks' experts, and what the launch skipped. If that checkpoint has no
-    safetensors headers, every name counts as known.
+    Known are the names in ``_SKIPPED``, other ranks' experts, and what the launch skipped; without safetensors headers,
+    every name.
     """
     known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
     unknown = [name for name in skipped if not any(part in name for part in known)]
@@ -119,7 +116,7 @@ def refuse_unknown(skipped: Sequence[str]) -> None:
 
 
 class _WithoutWrites(TorchDispatchMode):
-    """Check in-place copies but write nothing; ``copies`` counts what would be written."""
+    """Checks in-place copies but writes nothing; ``copies`` counts what would be written."""
 
     copies = 0
 

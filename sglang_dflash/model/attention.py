@@ -1,7 +1,6 @@
 """The drafter's attention: queries of the block over context K/V and the block itself.
 
-Each layer projects the target's fused hidden states of a context token to its own K and V; the layers never run over
-the context.
+Each layer projects the target's fused hidden states of a context token to its own K and V.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from sglang_dflash.upstream.worker import (
 class QKNormRope(nn.Module):
     """Q and K norms of all layers, and RoPE.
 
-    Each layer's norm weights become views of one tensor, so that weight updates reach it.
+    Norm weights become views of one tensor, so that weight updates reach it.
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights may still be empty.
@@ -52,7 +51,7 @@ class QKNormRope(nn.Module):
         for param, row in zip(params, rows, strict=True):
             param.data = row
         self._weights = rows.unflatten(0, (len(norms), 2))
-        # No buffer: /weights_checker would reset it, and no update would restore it.
+        # no buffer: /weights_checker would reset it, and no update would restore it
         self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:
@@ -94,7 +93,7 @@ class BlockNormRope:
 
 
 class DrafterAttention(nn.Module):
-    """Grouped-query attention with per-head Q/K norm and RoPE, causal or not, full or sliding, as configured."""
+    """Grouped-query attention with per-head Q/K norm and RoPE."""
 
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
@@ -135,8 +134,7 @@ def window_left(config: DrafterConfig) -> int:
 class ContextProjection:
     """Projection of fused context vectors to K/V of all layers, in one batched matrix product.
 
-    Each layer's plain ``qkv_proj`` weight becomes a view of one tensor, so that weight updates reach it. Quantised
-    layers run one by one.
+    Plain ``qkv_proj`` weights become views of one tensor, so that weight updates reach it.
     """
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
@@ -152,7 +150,7 @@ class ContextProjection:
 
         Args:
             context: [T, H], fused context vectors.
-            positions: int64 [T], absolute positions.
+            positions: int64 [T], absolute.
         """
         first = self.attentions[0]
         kv = self._project(context, first.query_size).unflatten(-1, (2, first.num_kv_heads, first.head_dim))
@@ -169,6 +167,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    # Stack weights [O, I] to [L, O, I], in the memory order of the first (by outputs or by inputs).
+    # Stack weights [O, I] to [L, O, I], in the memory order of the first.
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -18,7 +18,7 @@ class BlockConvolution(nn.Module):
     """Convolve the input and the output of a sublayer.
 
     Both kernels are per-channel coefficients plus corrections, which each position computes from the sublayer's input
-    for groups of channels. The context's K and V are not convolved. Tensor-parallel ranks hold full copies.
+    for groups of channels. The context's K and V are not convolved.
     """
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
@@ -37,11 +37,7 @@ class BlockConvolution(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """DFlash2: the K largest logits of each position, rescored by the previously chosen token
-    (:func:`walk_candidates`).
-
-    Leads are differences of scores, which are log-odds as logits are. Tensor-parallel ranks hold full copies.
-    """
+    """DFlash2: the K largest logits of each position, rescored by :func:`walk_candidates`."""
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
         super().__init__()

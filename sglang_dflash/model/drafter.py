@@ -33,7 +33,7 @@ from sglang_dflash.upstream.worker import (
 class DraftOutput(LogitsProcessorOutput):
     """Result of a draft forward, in the type that SGLang's runners return.
 
-    A CUDA graph's replay returns the padded batch in the graph's memory: slice and copy before the next replay.
+    A CUDA graph returns the padded batch in its own memory: slice and copy before the next replay.
 
     Attributes:
         drafts: int64 [bs, w - 1], one token per mask position.
@@ -70,7 +70,7 @@ class StagedContext:
 
 
 class DrafterLayer(nn.Module):
-    # the residual is a separate argument, so that norms fuse with its addition
+    # a separate residual, so that norms fuse with its addition
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -116,10 +116,9 @@ def most_probable(
 
 
 class DFlashDraftModel(nn.Module):
-    """The whole draft step: the target's embedding, the drafter's layers, the target's LM head and the choice of
-    tokens."""
+    """The target's embedding, the drafter's layers, the target's LM head and the choice of tokens."""
 
-    # The drafter is sharded over the ranks that share one batch, in every layout of the target.
+    # sharded over the ranks that share one batch, in every layout of the target
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
@@ -171,7 +170,7 @@ class DFlashDraftModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
         """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
 
-        First inject ``bs * w`` rows of the staged context, if it has as many, and clear their slots.
+        First inject ``bs * w`` rows of the staged context, if it has as many.
         """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
         if self.staged is not None and len(input_ids) <= len(self.staged):
@@ -204,7 +203,7 @@ class DFlashDraftModel(nn.Module):
 
     @torch.no_grad()
     def write_context(self, pool: Any, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Write K and V of context tokens (see :meth:`context_kv`) to ``slots``, int64 [T], of the K/V pool."""
+        """Write K and V of context tokens to ``slots``, int64 [T], of the K/V pool."""
         keys, values = self.context_kv(target_hidden, positions)
         where = KVWriteLoc(slots, physical=True)
         for attention, k, v in zip(self._context_projection.attentions, keys, values, strict=True):

@@ -1,7 +1,4 @@
-"""The target's embedding and LM head, which the drafter shares, and the shards of its logits.
-
-Tensor-parallel ranks exchange only their largest logits, unless a request needs all of them.
-"""
+"""The target's embedding and LM head, which the drafter shares, and the shards of its logits."""
 
 from __future__ import annotations
 
@@ -23,16 +20,15 @@ class TargetVocabulary:
 
     It is no module, so that the target's weights do not become the drafter's parameters.
 
-    Scale and cap are increasing functions, so the argmax needs neither. In float32 a cap keeps bfloat16 logits of up to
-    six caps distinct; beyond, ``tanh`` saturates and any token of the largest capped logit may be drafted. Margins are
-    the drafter's log-odds as trained, so both apply to them.
+    Scale and cap are increasing, so the argmax needs neither. (Beyond six caps ``tanh`` saturates, and any token of the
+    largest capped logit may be drafted.) Margins are the drafter's log-odds as trained, so both apply.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
         scale: scale of the embeddings.
         first_id, num_ids: token ids of this rank's shard of the head, without padding and added vocabulary.
         mask_token_id: token id of the block's positions after the anchor.
-        mask_embedding: embedding of the mask token, [H]; None for the target's row.
+        mask_embedding: [H]; None for the target's row.
         logit_scale: positive scale of the logits.
         logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``, or None.
         drafted: bool [num_ids], the ids that may be drafted; None for all.
@@ -84,7 +80,7 @@ class TargetVocabulary:
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return the same vocabulary; only tokens marked in ``drafted``, bool [vocabulary], are drafted."""
+        """Return a vocabulary that drafts only the tokens marked in ``drafted``, bool [vocabulary]."""
         # a view, so that weight updates reach it
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
@@ -92,19 +88,19 @@ class TargetVocabulary:
         """Return embeddings [n, H] of token ids int64 [n]."""
         embeds = self.embedding(token_ids)
         if self.mask_embedding is not None:
-            # Writing it into the target's table would change the output of a tied LM head.
+            # writing it into the target's table would change the output of a tied LM head
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
 
-        With ``margins`` also the lead over the second largest logit, scaled and capped, float32 [n]; otherwise None.
+        With ``margins`` also the lead over the second largest logit, scaled and capped, float32 [n].
         """
         return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
 
     def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the result of :meth:`argmax_token` from this rank's logits [n, num_ids]; overwrites them for margins.
+        """Return the same from this rank's logits [n, num_ids], which are overwritten for margins.
 
         Ranks exchange their largest logit and its token, or two logits for margins.
         """
@@ -129,16 +125,16 @@ class TargetVocabulary:
         return tokens, self._margins(first.amax(0), others.amax(0))
 
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return each row's ``k`` largest scaled and capped logits, float32 [n, k], and their tokens, int64 [n, k],
-        descending.
+        """Return the ``k`` largest scaled and capped logits per row, descending, float32 [n, k], and their tokens,
+        int64 [n, k].
 
-        ``hidden`` is [n, H]. Ranks exchange their own ``k`` largest, so all return the same.
+        ``hidden`` is [n, H]. All ranks return the same.
         """
         group = get_parallel().tp_group
         logits, tokens = top_k(self._shard_logits(hidden), k)
         logits = logits.float()
         if group.world_size > 1:
-            # Float32 holds token ids exactly up to 2**24. A stable sort orders equal logits alike on every rank.
+            # a stable sort orders equal logits alike on every rank
             sent = torch.stack((logits, (tokens + self.first_id).float()))
             logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
             logits, order = logits.sort(dim=1, descending=True, stable=True)
@@ -167,9 +163,6 @@ class LogitShards:
     """Keeps the logits of a verify on the rank that computed them, one shard of the vocabulary per rank.
 
     Plain decoding and prefills still gather. Build it before the target's graphs are captured.
-
-    Args:
-        vocabulary: the target's, with this rank's shard of the LM head.
     """
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
@@ -189,11 +182,11 @@ class LogitShards:
         return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return all logits, float32 [n, V], as SGLang does without shards."""
+        """Return all logits, float32 [n, V]."""
         if not self._are_shards(logits):
             return logits
         assert self._processor is not None
-        # The model computed them in its own dtype, so ranks send no more than SGLang would.
+        # the model computed them in its own dtype, so ranks send no more than SGLang would
         gathered: Tensor = self._processor._logits_gatherer(logits.to(self._dtype))
         return gathered[:, : self._processor.vocab_size].float()
 
@@ -202,7 +195,7 @@ class LogitShards:
 
 
 def _gathers_plainly(processor: Any) -> bool:
-    # A soft cap rounds after the gather, so equal capped logits may differ before it.
+    # a soft cap rounds after the gather, so equal capped logits may differ before it
     others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
     return get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather and not any(others)
 

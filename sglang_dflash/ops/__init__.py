@@ -20,7 +20,7 @@ _replaced: dict[str, Callable[..., Any]] = {}
 
 
 def replace_on_host(name: str, function: Callable[..., Any]) -> None:
-    """Replace the definition ``name`` with ``function``, an equivalent, faster implementation for CPU tensors."""
+    """Replace the definition ``name`` with an equivalent, faster implementation for CPU tensors."""
     _replaced[name] = function
 
 
@@ -38,8 +38,7 @@ def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Calla
     """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
 
     Args:
-        kernels: module with a launcher of the same name, imported at the first call, so that a machine without Triton
-            never needs it. None if torch's own functions serve every device.
+        kernels: module with a launcher of the same name, imported at the first call; None for none.
     """
 
     @wraps(definition)

@@ -53,11 +53,7 @@ def local_gpu(index: int) -> Device:
 
 
 def why_no_accelerator(name: str | None) -> DFlashError | None:
-    """Return why torch can use no accelerator of this machine, with the fix; None if it can use one.
-
-    Args:
-        name: of the machine's GPU; None without one.
-    """
+    """Return why torch can use no accelerator of this machine, with the fix, or None. ``name`` is the GPU's."""
     import torch
 
     if torch.accelerator.is_available():

@@ -1,5 +1,4 @@
-"""Division of a rank's memory, in bytes. A server calls it with measured sizes, ``sglang-dflash check`` with predicted
-ones."""
+"""Division of a rank's memory, in bytes: measured sizes in a server, predicted ones in ``sglang-dflash check``."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ def rings(running: int, in_transfer: int | None) -> int:
 def history_columns(context: int, tokens: int, block: int) -> int:
     """Return the columns of a request's history, for copied blocks.
 
-    Text is bounded by the context and the K/V pool. The step after the one that ends a request is already launched, so
-    two blocks may lie beyond. All later tokens share one column.
+    The step after the one that ends a request is already launched, so two blocks may lie beyond the context or the K/V
+    pool. All later tokens share one column.
     """
     return min(context, tokens) + 2 * block + 2
 

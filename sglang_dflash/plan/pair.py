@@ -22,14 +22,14 @@ DTYPE_BYTES: dict[str, float] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
     "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
 }  # fmt: skip
-# SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer.
+# SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
-_SHAPES = {  # keys that determine the shapes of a drafter's tensors
+_SHAPES = {  # that determine tensor shapes
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "layer_types",
 }  # fmt: skip
 _LARGEST = 1 << 31
-_BLOCK = 16  # SGLang's default if neither a flag nor the drafter sets one
+_BLOCK = 16  # SGLang's default
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pair:
     target_files: ModelFiles
     drafter_files: ModelFiles
     overrides: Mapping[str, Any] = field(default_factory=dict)  # for keys of either configuration
-    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)  # for the drafter only
+    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)
     width_file: str | None = None
     adaptive: bool = False
 
@@ -60,7 +60,7 @@ class Pair:
         return bool(self.drafter_files.name)
 
     def read(self) -> None:
-        """Read both configurations and the width file now, so that their errors are raised here."""
+        """Read all files now, so that their errors are raised here."""
         _ = self.drafter, self.widths, self.hybrid
 
     @cached_property
@@ -74,12 +74,11 @@ class Pair:
 
     @cached_property
     def quantisation(self) -> Mapping[str, Any] | None:
-        """The quantisation that the target's files declare; None for plain weights."""
+        """The quantisation that the target's files declare."""
         return declared(self.target, self.target_files.json("hf_quant_config.json"))
 
     @cached_property
     def quantisation_method(self) -> str | None:
-        """Its method (``"fp8"``, ``"modelopt"``)."""
         return None if self.quantisation is None else method_of(self.quantisation)
 
     @cached_property
@@ -105,13 +104,12 @@ class Pair:
 
     @cached_property
     def kind(self) -> str | None:
-        """The family of a drafter that only SGLang's own worker serves; None for DFlash, DFlash2 and no drafter."""
+        """The type of a drafter that only SGLang's own worker serves, or None."""
         return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """The adaptive widths; None for a fixed block. Without a drafter the width is always adaptive: most steps copy
-        nothing."""
+        """None for a fixed block. Without a drafter the width is always adaptive: most steps copy nothing."""
         return read_config(self.width_file) if self.adaptive or not self.has_drafter else None
 
     @cached_property
@@ -137,10 +135,8 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def draft_backend(self, settings: Settings, machine: Device) -> str | None:
-        """Return the drafter's attention backend, as SGLang's ``_resolve_dflash_draft_attention_backend`` does.
-
-        None if the flags choose none and the GPU is unknown.
-        """
+        """Return the drafter's attention backend, as SGLang's ``_resolve_dflash_draft_attention_backend`` does, if
+        known."""
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and machine.capability is not None:
@@ -161,7 +157,7 @@ class Pair:
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:
-        """Return the same pair with the drafter's plain form in ``view``; the target is not read again."""
+        """Return the same pair with the drafter's plain form in ``view``."""
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
 
 
@@ -203,8 +199,6 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
     """Return the number of elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers.
-
-    0 for a dense target, and for one that does not state its heads.
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)
     heads, value_dim, key_dim = (

@@ -18,7 +18,7 @@ from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
 SAMPLE = 64  # rows of an embedding or LM head that are compared
-_CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests; weights load into our own classes
+_CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 
@@ -52,7 +52,7 @@ def _layer_ids(settings: Settings, pair: Pair) -> Finding:
         return ok(f"{ids} of {actual}")
     return error(
         f"target_layer_ids {ids}: {beyond[0]} cannot be captured in a target of {actual} layers",
-        # SGLang captures a layer's output at the next layer's input, and the last layer has no next layer
+        # SGLang captures a layer's output at the next layer's input
         expected=f"layers 0 to {actual - 2}",
         remedy=_ITS_DRAFTER,
     )
@@ -103,7 +103,7 @@ def _heads(settings: Settings, pair: Pair) -> Finding:
 
 def _candidates(settings: Settings, pair: Pair) -> Finding:
     top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.sharing
-    # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short.
+    # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
     if top_k <= smallest:
@@ -177,12 +177,12 @@ def _drafter_quantisation(settings: Settings, pair: Pair) -> Finding:
 
 
 def _snapshots(settings: Settings, pair: Pair) -> Finding:
-    """With overlap, a step is launched before SGLang knows in which slot the step in flight stored its snapshot."""
+    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
     block, interval = pair.block_size(settings), settings.mamba_track_interval
     caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not caches or interval is None:
         return ok("none")
-    # SGLang's ``mamba_track_grid``: states are computed in chunks.
+    # SGLang's ``mamba_track_grid``
     grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
     blocks = 1 if settings.disable_overlap_schedule else 2
     if interval >= block and grid >= blocks * block:
@@ -261,7 +261,7 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
         return ok("an unused row of the embedding")
     if token in added and not any(word in name for word in _IN_CHATS):
         return ok(name)
-    # Some trainers fall back to the padding token, which often also ends texts.
+    # some trainers fall back to the padding token, which often also ends texts
     level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
     return level(
         f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
@@ -272,7 +272,7 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
 
 
 def _words(tokenizer: Mapping[str, Any]) -> Any:
-    """Return the vocabulary: ids by word, or words in the order of ids."""
+    """Return ids by word, or words in the order of ids."""
     model = tokenizer.get("model")
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
 

@@ -18,8 +18,7 @@ ON_ROCM = "the GPU is AMD's (ROCm)"
 KEPT_SHARE = 1 / 6  # of device memory. Published 4B pairs need up to 0.15 of a GPU, larger ones 0.19 or more
 
 
-# Kind of target -> its model types, and the test that runs it: the support matrix of docs/compatibility.md. SGLang's
-# own worker serves other kinds.
+# Kind of target -> its model types, and the test that runs it: the support matrix of docs/compatibility.md.
 PROVEN = {
     "dense, full attention": (
         {"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"},
@@ -41,7 +40,7 @@ _PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
 def unproven_kind(target: Mapping[str, Any]) -> str | None:
-    """Return the parts of a target's ``config.json`` that no test of this package runs; None if all are proven."""
+    """Return the parts of a target's ``config.json`` that no test of this package runs, or None."""
     text = text_config(target)
     kinds = []
     if "linear_attn_config" in text:
@@ -61,7 +60,7 @@ def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | Non
     """Return why this package leaves a pair to SGLang's worker unchecked, as if not installed; else None."""
     if machine.is_rocm:
         return ON_ROCM
-    _ = pair.kind  # refuses a kind that SGLang does not serve either
+    _ = pair.kind  # refuses a type that SGLang does not serve either
     if settings.worker_switch != OURS and (kind := unproven_kind(pair.target)):
         return f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
     return None
@@ -121,7 +120,7 @@ def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
 
 
 def _check_dp_attention(settings: Settings, pair: Pair, on_cpu: bool) -> None:
-    # Checked on GPUs too: SGLang's worker would serve silently, with an eager drafter and one width.
+    # on GPUs too: SGLang's worker would serve silently, with an eager drafter and one width
     groups, family = settings.groups, str(pair.text.get("model_type"))
     tied = pair.target.get("tie_word_embeddings", pair.text.get("tie_word_embeddings"))
     for refused, found, expected, remedy in (
@@ -212,8 +211,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
 def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
     """Return whether a hybrid target's states are replayed: the user's choice; by default always on a CPU.
 
-    Replay is unmeasured on GPUs: there it is the default only if one state per draft token, for all requests, would
-    exceed ``KEPT_SHARE`` of the device.
+    Replay is unmeasured on GPUs: it is the default only if stored states would exceed ``KEPT_SHARE`` of the device.
     """
     choice = settings.replay_choice
     if choice is not None or settings.replay_obstacle:
@@ -252,18 +250,15 @@ def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
 
 
 def _resumes_retracted(settings: Settings) -> bool:
-    # At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
-    # rewritten, a state is not. Without overlap no step is in flight.
+    # At a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced.
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
 
 
 def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
     """Return the reasons why a verify is not bit-identical to plain decoding; empty if it is.
 
-    ``--enable-deterministic-inference`` makes SGLang's operations independent of neighbouring rows. Two operations
-    still differ between a verify and plain decoding: attention and the gated delta rule. This package computes both as
-    plain decoding does (``worker/exact.py``, ``states/stepped.py``) where plain decoding is known to run SGLang's
-    Triton kernels.
+    Under ``--enable-deterministic-inference`` two operations still differ: attention and the gated delta rule. This
+    package computes both as SGLang's Triton kernels do in plain decoding (``worker/exact.py``, ``states/stepped.py``).
     """
     return tuple(_reasons(settings, pair, machine, replay))
 

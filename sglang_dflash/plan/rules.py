@@ -1,8 +1,7 @@
 """Rules of a command line on a machine, and the order of all rules.
 
-A launch and ``sglang-dflash check`` apply the same rules. Those on backends follow SGLang 0.5.23's
-``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``; SGLang applies some of them only after
-loading.
+Those on backends follow SGLang 0.5.23's ``layers/attention/attention_registry.py`` and
+``arg_groups/attention_hook.py``; SGLang applies some of them only after loading.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_at
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
-    """Return findings on a command line, from its configurations, headers and small files.
-
-    A launch logs the warnings and raises the first error; ``sglang-dflash check`` prints all.
-    """
+    """Return findings on a command line. A launch raises the first error; ``sglang-dflash check`` prints all."""
     valid = apply("settings", _valid, settings)
     if valid.level == "error":
         return [valid]  # later rules compute with its numbers

@@ -27,9 +27,8 @@ class DraftWindow:
     def ring_slots(self, context: int) -> int:
         """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
-        Reading starts on a page boundary, up to ``page - 1`` tokens before the window, and ends with the block. A slot
-        must not be written while it can still be read. The block that ends a request may commit tokens beyond
-        ``context``, and the next step reads them if it was launched before the host saw the end.
+        Reading starts on a page boundary, up to ``page - 1`` tokens before the window. The block that ends a request
+        may commit tokens beyond ``context``, and the next step may already be launched.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -40,9 +39,6 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 
     A sliding layer reads ``sliding_window - 1`` tokens before its query. Layers share one slot table: a window below
     the sliding window saves nothing, so full layers then use the sliding window.
-
-    Args:
-        requested: ``--speculative-draft-window-size``, tokens; None if absent.
     """
     if requested is None or not drafter.num_layers:
         return None
@@ -61,7 +57,7 @@ class ServingPlan:
     window: DraftWindow | None  # None for the whole context
     replay: bool  # whether recurrent states are replayed instead of stored per draft token
     records: int  # positions of a request's replay records
-    copies: bool  # whether blocks are copied from text that repeats earlier parts of the same request
+    copies: bool  # whether text that a request repeats is copied
     overlap: bool  # whether the scheduler may overlap with the forward pass
     role: Role
     exact: bool = False  # whether a verify is bit-identical to plain decoding
@@ -75,12 +71,10 @@ class ServingPlan:
 
     @property
     def drafts(self) -> bool:
-        """Whether there is a drafter; otherwise every block is copied."""
         return self.drafter.num_layers > 0
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        """Widths of the server's blocks, ascending."""
         return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
 
     def describe(self) -> dict[str, object]:
@@ -102,8 +96,7 @@ class ServingPlan:
         }
 
 
-# Set when SGLang requests the worker class; None if SGLang's own worker serves. Hooks and classes that SGLang
-# constructs read it here; all other code receives the plan.
+# None if SGLang's own worker serves. Hooks and classes that SGLang constructs read it here.
 plan: ServingPlan | None = None
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_dflash.plan.device import Device
 
 SWITCH = "SGLANG_DFLASH"
-BUILTIN, OURS = "builtin", "sglang-dflash"  # workers that the switch can choose
+BUILTIN, OURS = "builtin", "sglang-dflash"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
@@ -29,7 +29,7 @@ PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 MAX_RUNNING = 48  # SGLang's default for DFLASH
 # --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
-_REPLAYING_BACKENDS = ("triton", "flashinfer")  # linear-attention backends that can replay
+_REPLAYING_BACKENDS = ("triton", "flashinfer")
 _SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
 
 
@@ -128,16 +128,13 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: object, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the attributes of ``arguments`` (SGLang's resolved view, or a parsed command line) and variables."""
+        """Read SGLang's resolved view, or a parsed command line, and the environment."""
         given: dict[str, Any] = {each.name: getattr(arguments, each.name) for each in argument_fields()}
         given |= {each.name: environ.get(each.metadata["variable"], "") for each in _variables()}
         return cls(**given)
 
     def validate(self) -> str:
-        """Raise a DFlashError that names the first variable or number with an invalid value.
-
-        Numbers are checked only if this package's worker may serve.
-        """
+        """Raise a DFlashError for the first variable or number with an invalid value."""
         for each in _variables():
             value, words = getattr(self, each.name), each.metadata["words"]
             if words and value not in ("", *words):
@@ -183,7 +180,7 @@ class Settings:
     @property
     def groups(self) -> int:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
-        # --enable-dp-attention is the old spelling, which SGLang resolves to --attn-dp-size.
+        # --enable-dp-attention is the old spelling, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
 
     @property
@@ -209,7 +206,7 @@ class Settings:
         return self.linear_attn_decode_backend or self.linear_attn_backend
 
     def flashinfer_states(self, machine: Device) -> str | None:
-        """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16; or None."""
+        """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16, or None."""
         if not machine.is_blackwell:
             return None
         if self.decode_backend == "flashinfer":
@@ -220,7 +217,6 @@ class Settings:
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
 
     def state_dtype(self, machine: Device) -> str | None:
-        """Return the dtype of recurrent states that the flags set, or that FlashInfer's kernels need; else None."""
         return self.mamba_ssm_dtype or ("bfloat16" if self.needs_bfloat16_states(machine) else None)
 
     @property
@@ -284,8 +280,8 @@ def flag_of(name: str) -> str:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    Such a ring is full after every verify, so every commit updates the state: the prefix cache never receives a stale
-    one, and the next block may have any width.
+    Such a ring is full after every verify, so every commit updates the state, and the prefix cache receives no stale
+    one.
     """
     return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
 

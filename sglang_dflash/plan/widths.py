@@ -24,11 +24,9 @@ class WidthConfig:
     """Settings of the file; every key is optional.
 
     Attributes:
-        policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the widest.
+        policy: ``random`` is for recordings and tests; ``fixed`` is always the widest.
         widths: ascending; empty for the powers of two and the block sizes of drafter and server.
-        seed: for ``random``.
-        copies: whether blocks are copied from text that a request repeats; None means yes if ``policy`` is
-            ``adaptive``.
+        copies: whether text that a request repeats is copied; None means yes if ``policy`` is ``adaptive``.
     """
 
     policy: Literal["adaptive", "random", "fixed"] = "adaptive"
@@ -72,7 +70,7 @@ def read_config(path: str | None) -> WidthConfig:
 
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """Check a JSON object and return its settings; raise as :func:`read_config` does."""
+    """Check a JSON object and return its settings; errors as in :func:`read_config`."""
     try:
         return WidthConfig(**found)
     except ValidationError as error:

@@ -2,15 +2,14 @@
 
 Verify: one program per (values, value head, request).
 
-- Positions past the width read the last position's inputs, so every address and value is defined. Nothing reads their
-results. - The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products
-of contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and
-cancel. - fp32 activations are multiplied in fp32, as plain decoding's tokens require. 16-bit queries and keys are
-multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into two 16-bit parts: the
-error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product of the same cost.
+- Positions past the width read the last position's inputs, so every address and value is defined.
+- The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
+  contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
+- 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
+  split into two 16-bit parts: the error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product of the same
+  cost.
 
-Commit: one program per (values, request, layer). Positions past a count read the last counted one, with weight zero, so
-stale records are never read.
+Commit: one program per (values, request, layer). Positions past a count have weight zero and read the last counted one.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from triton.runtime import driver
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD
 
-# Values of a state [V, K] per program, and lanes per load. More of either take over 128 registers: in a verify with
-# twice as many, in a commit with 64 lanes. Blocks of over 16 positions take 249 for the inverse of 32 x 32 in three
-# TF32 parts (168 in one).
+# Values of a state [V, K] per program, and lanes per load; with more a thread takes over 128 registers. Blocks of over
+# 16 positions take 249 for the inverse in three TF32 parts (168 in one).
 _VERIFIED, _COMMITTED, _LANES = 32, 64, 32
 
 
@@ -166,7 +164,7 @@ def gdn_verify_kernel(
 def gdn_verify(
     q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, out=None,
 ):  # fmt: skip
-    strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps between them
+    strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
@@ -175,7 +173,7 @@ def gdn_verify(
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if not tokens:
         return out
-    # Sized by the block, not the ring: a narrow block on a server with wide ones takes a third of the registers.
+    # sized by the block, not the ring: a narrow block on a server with wide ones takes a third of the registers
     levels = max(4, (width - 1).bit_length())
     # twice the positions with as many values would spill
     values = min(_VERIFIED if levels == 4 else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))

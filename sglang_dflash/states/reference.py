@@ -63,7 +63,7 @@ def log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, thre
 def decay_between(g: Tensor) -> Tensor:
     """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
 
-    Each entry is a sum: a difference of two cumulative sums loses precision after a strong early decay.
+    A difference of two cumulative sums would lose precision after a strong early decay.
     """
     steps = g.shape[-1]
     return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
@@ -97,7 +97,7 @@ def gdn_verify(
         states: of one layer, ``[slots, HV, V, K]``; slots: ``[bs]``, negative for padding.
         records: of one layer; the first ``width <= L`` positions of a request's row are written.
         rows: of each request in the records, ``[bs]``, all different.
-        scale: factor of the queries.
+        scale: scale of the queries.
         round_beta: whether beta is rounded to the dtype of ``b``.
 
     Returns:
@@ -141,7 +141,7 @@ def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
     beta = by_group(beta.unsqueeze(-1))
     both = torch.cat([q, k], -2)
-    # The value heads of a key head are rows of one [HV / H * V, K] matrix, so nothing is repeated.
+    # the value heads of a key head are rows of one [HV / H * V, K] matrix, so nothing is repeated
     from_state = (both @ state.view(bs, H, -1, K).mT).unflatten(-1, (-1, v.shape[-1])).transpose(2, 3)
     read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
     scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ k.mT).chunk(2, -2))
@@ -186,12 +186,12 @@ def gdn_commit(
     updates.masked_fill_(unread, 0.0)
     keys.masked_fill_(unread, 0.0)
     recorded = recorded[:, None, :, None]
-    # Column 0: all decays; column i + 1: those after token i, as sums like in decay_between.
+    # column 0: all decays; column i + 1: those after token i
     weights = (torch.where(recorded, decays, 0.0) @ decays.new_ones(steps, steps + 1).tril_()).exp_()
     of_token = torch.where(recorded, weights[..., 1:], 0.0).unsqueeze(-1)
 
     for i in reversed(range(len(targets))):
-        # the value heads of a key head side by side, as in gdn_verify
+        # the value heads of a key head side by side
         terms = (updates * of_token[i]).unflatten(2, (H, -1)).transpose(-1, -2).flatten(3, 4)
         after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)  # the last one in place
         by_key_head = after.unflatten(2, (H, -1)).flatten(3, 4).flatten(0, 2)  # [layers * bs * H, HV / H * V, K]
@@ -200,7 +200,7 @@ def gdn_commit(
 
 
 def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
-    # Write ``x [bs, heads, T, ...]`` to the first positions of ``rows [bs]`` in ``[R, heads, L, ...]``.
+    # ``x [bs, heads, T, ...]`` to the first positions of ``rows [bs]`` in ``[R, heads, L, ...]``
     rounded = x.to(high.dtype)
     high[:, :, : x.shape[2]].index_copy_(0, rows, rounded)
     if low is not None:

@@ -1,8 +1,7 @@
 """State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
 
-SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its own worker does not commit a
-replay. SGLang's records are rings with cursors. Here every commit folds the records into the state, so a block's
-records begin at position 0 at any width, and no cursor is used.
+SGLang's records are rings with cursors. Here every commit folds the records into the state, so a block's records begin
+at position 0 at any width.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
 
 
 def decode_rounds_beta() -> bool:
-    """Return whether plain decoding rounds beta to the dtype of its input: Triton's kernel does, FlashInfer's keeps
-    float32."""
+    """Return whether plain decoding rounds beta to the dtype of its input: Triton's kernel does, FlashInfer's does not.
+    """
     mamba = get_exec().mamba
     return (mamba.linear_attn_decode_backend or mamba.linear_attn_backend) == "triton"
 

@@ -1,11 +1,10 @@
 """Exact verify and commit of the gated delta net: plain decoding's own kernel, launched once per position.
 
-SGLang's packed decode kernel advances a state by one token, in place. A verify launches it over copies of the states. A
-replay's commit launches it again over the accepted tokens, for all layers at once: the kernel treats the heads of all
-layers as one layer's. So outputs and states are bit-identical to plain decoding.
+SGLang's packed decode kernel advances a state by one token, in place. A verify launches it over copies of the states; a
+replay's commit over the accepted tokens, with the heads of all layers as one layer's.
 
-The kernel skips a row with a negative slot. Scratch row 0, like slot 0 of SGLang's pool, belongs to no request: the CPU
-platform writes skipped rows there.
+The kernel skips a row with a negative slot. Scratch row 0 belongs to no request: the CPU platform writes skipped rows
+there.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def step_verify(
     """
     bs, (H, K), (HV, V) = len(slots), q.shape[1:], v.shape[1:]
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
-    # contiguous inputs per position, as in plain decoding, so that the same compiled kernel serves both
+    # contiguous inputs per position, so that plain decoding's compiled kernel serves
     mixed = q.new_empty(width, bs, 2 * H * K + HV * V)
     for part, x in zip(mixed.split([H * K, H * K, HV * V], -1), (q, k, v), strict=True):
         part.unflatten(-1, x.shape[1:]).copy_(x.unflatten(0, (bs, width)).transpose(0, 1))
@@ -117,8 +116,7 @@ def step_commit(
 
 
 def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    # The kernel's inputs per position, with the heads of all layers side by side. Outputs are not read, so keys replace
-    # the queries.
+    # Inputs per position, with the heads of all layers side by side. Outputs are not read, so keys replace the queries.
     assert records.updates_low is not None
     rings = records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
     k, v, a, b = (

@@ -30,12 +30,10 @@ def write_record(server_args: Any, value: object) -> None:
 
 
 def read_record(server_args: Any) -> object:
-    """Return the attached value, or None."""
     return getattr(server_args, "_sglang_dflash", None)
 
 
 def installed_version(distribution: str = "sglang") -> str | None:
-    """Return the version of an installed distribution, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:

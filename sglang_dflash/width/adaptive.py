@@ -15,8 +15,7 @@ PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
 SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose: on a schedule, and for a reason
 SAVED = 3.0  # in steps: the largest budget, and the maximum expected loss of a probe
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
-# steps between wider probes: on a schedule, and while drafts may have improved (by then the last probe's outcome has
-# arrived); and between probes of a doubtful cost
+# steps between wider probes, on a schedule and while drafts may have improved, and between probes of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
 
 
@@ -41,8 +40,8 @@ class Explorer:
     """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
     A probe loses the time in which the best width would commit the same tokens. Probe wider every ``EVERY`` steps, on
-    credit when the batch has changed. If drafts may have improved, probe every ``EVERY_IF_BETTER`` steps from a
-    separate budget. A width with few measured steps is probed if it would be the best at its lower bound.
+    credit when the batch has changed; if drafts may have improved, every ``EVERY_IF_BETTER`` steps from a separate
+    budget. A width with few measured steps is probed if it would be the best at its lower bound.
     """
 
     def __init__(self) -> None:
@@ -178,7 +177,7 @@ class AdaptiveWidth(WidthPolicy):
         }
 
     def _decide(self, rates: Sequence[float]) -> None:
-        # A small gain must last, so that noise alone does not change the best width.
+        # a small gain must last, so that noise alone does not change the best width
         most = max(rates)
         gain = most / rates[self._best] - 1
         self._missed_gains = self._missed_gains + gain if gain > 0 else 0.0

@@ -1,8 +1,7 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
 A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a drift that all cells
-share; both are fading geometric means of measured over predicted times. So a slower machine also corrects unmeasured
-widths. Predictions never fall with width.
+share: fading geometric means of measured over predicted times. Predictions never fall with width.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class CostTable:
         self.measured = 0
 
     def row(self, batch_size: int) -> list[float]:
-        """Return the predicted milliseconds per step, in the order of ``widths``."""
+        """Return the predicted milliseconds per step, by width."""
         return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
 
     def lower_bounds(self, batch_size: int) -> list[float]:

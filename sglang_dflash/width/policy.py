@@ -16,8 +16,8 @@ class Prospect:
 
     width: int  # of the best block with a draft
     first_accepted: float  # share of first drafts that the target accepts
-    tokens: float  # committed per request by a step of that width
-    cost: float  # time of such a step relative to a plain one, at the same batch size
+    tokens: float  # committed per request and step
+    cost: float  # time of such a step relative to a plain one
 
     def __str__(self) -> str:
         return (
@@ -29,8 +29,8 @@ class Prospect:
 class WidthPolicy:
     """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
 
-    A policy is a function of the calls it received (no clock, no unseeded randomness), so ranks with equal calls choose
-    equal widths.
+    A policy is a function of its calls (no clock, no unseeded randomness), so ranks with equal calls choose equal
+    widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -49,16 +49,13 @@ class WidthPolicy:
 
         Args:
             context: committed tokens, summed over the batch.
-            matches: number of requests in each of ``BUCKETS``, as last seen by the host; only the shares count. Without
-                copies empty or all 0.
+            matches: number of requests in each of ``BUCKETS``, one step late; only the shares count. Without copies
+                empty or all 0.
         """
         return self.widths[-1]
 
     def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
-
-        None unless ``can_pause``.
-        """
+        """Return the gain of the best block with a draft, without copies, for the last batch size or ``alone``."""
         return None
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
@@ -76,7 +73,7 @@ class WidthPolicy:
         """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
 
     def fingerprint(self) -> int:
-        """Return a hash of what the next width depends on: equal on ranks that received the same calls."""
+        """Return a hash of what the next width depends on."""
         return 0
 
     def describe(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sglang_dflash.width.policy import BUCKETS
 PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
 # weights, in tries, of the prior, of the previous position's hazard and of the pool's
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
-# extra weight of the prior at the start, which fades: first requests are often a warm-up with odd prompts
+# extra weight of the prior at the start: first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which the evidence of tried and untried positions has faded to 1/e
 TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
@@ -56,8 +56,8 @@ class Survival:
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step:
-        # new evidence gains weight, instead of all old evidence losing it.
+        # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step,
+        # instead of all old evidence fading.
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
@@ -82,7 +82,7 @@ class Survival:
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`. Evidence ages without requests too."""
+        """Count a finished step; evidence ages without requests too."""
         tried = width if accept_lens else 1
         often, rarely, units = 1 + 1 / MEMORY, 1 + 1 / PLAIN_MEMORY, self._units
         self._units = [unit * often for unit in units[:tried]] + [unit * rarely for unit in units[tried:]]
@@ -168,9 +168,8 @@ class Survival:
 class SurvivalByMatch:
     """Survival by bucket of match length: copies survive further than drafts, those of long matches furthest.
 
-    A request's bucket is that of the moment when the host chose the width, so matched requests include matches that
-    have ended since and copies that the drafter overrides. All matched requests are the prior of each of their buckets.
-    The drafter drafts ``drafted`` positions.
+    A request's bucket is that of the moment when the host chose the width. All matched requests are the prior of each
+    of their buckets. The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:
@@ -197,7 +196,7 @@ class SurvivalByMatch:
         # in any block or in none, one step of `path` would replace sum(ends[::width]) steps of `width`: ends[k] is the
         # share of blocks after whose start k to k + path - 1 drafts are right. But drafts near the anchor are better,
         # so narrower blocks yield at least what the survival predicts. So do wider ones that copy: a match ends with
-        # its copy, and the next block is another bucket's.
+        # its copy.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width

@@ -1,7 +1,7 @@
 """Accept: choose the target's token at every block position, and keep the drafts that equal it.
 
-Here a request has ``w`` rows of logits. Each row is adjusted and sampled as plain decoding would after the drafts
-before it. :func:`sglang_dflash.ops.reference.step.accept_block` proves that the rule is exact.
+Each row of logits is adjusted and sampled as plain decoding would after the drafts before it.
+:func:`sglang_dflash.ops.reference.step.accept_block` proves that the rule is exact.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 class Accept(RequestRows):
     """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
 
-    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. ``vocabulary`` is the
-    target's.
+    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one.
     """
 
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
@@ -109,7 +108,7 @@ class Accept(RequestRows):
                 barrier=step.grammar_barrier,
             )
         # the order of plain decoding: penalties, grammar, bias, custom processors
-        if info.acc_additive_penalties is not None:  # host-side flag: a request has a penalty
+        if info.acc_additive_penalties is not None:  # a request has a penalty
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
@@ -173,7 +172,7 @@ def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     """Repeat the sampling parameters of bs requests for the bs * width rows of a block."""
     if info.is_all_greedy:
-        return info  # the sampler takes the argmax and reads nothing per row
+        return info  # the sampler reads nothing per row
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
 
-    A request that crosses a prefix-cache track boundary inside the block also gets a snapshot of the state there. Does
-    nothing for a target without recurrent layers.
+    A request that crosses a prefix-cache track boundary also gets a snapshot there.
 
     Args:
         replays: whether the verify records writes instead of keeping states.
@@ -40,7 +39,7 @@ class RecurrentCommit:
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
         self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
         self._interval = 0
-        # Slot of each request row's state.
+        # by request row
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
 
     def before_verify(self, step: Step) -> None:

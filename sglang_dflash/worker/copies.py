@@ -1,8 +1,8 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies the text
-after it. At the first difference between copy and drafts, one of them is offered; the verify shows which was right. The
-host reads matches and results one step late, and learns what to offer.
+The device finds the longest earlier occurrence of the newest tokens and copies the text after it. At the first
+difference between copy and drafts, one of them is offered; the verify shows which was right. The host reads this one
+step late, and learns what to offer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST = 4  # shortest match that is copied
 LONGEST = 16  # longest match that is distinguished
 EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges (below 4)
 PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
-# what a result adds to a score: a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
+# a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
 COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
 
 
@@ -66,9 +66,8 @@ class Evidence:
 class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor.
-    Later columns are stale and never read. ``found`` [rows, 2] has the newest matches, as in
-    ``ops.reference.step.match_copies``. No operation blocks. ``width`` is the server's block size.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; columns past the anchor are
+    stale. ``found`` [rows, 2] has the newest matches, as in ``ops.reference.step.match_copies``. No operation blocks.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -119,7 +118,7 @@ class Copies(RequestRows):
                 if taken:
                     if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
                         lengths.append(known)
-                    # At the first difference only one can be right, so tokens accepted after it came from the copy.
+                    # at the first difference only one can be right, so tokens accepted after it came from the copy
                     record.copied_tokens += max(0, accepted - place)
                 offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
@@ -130,7 +129,7 @@ class Copies(RequestRows):
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def forget(self) -> None:
-        """Forget the evidence after an update of a model's weights."""
+        """Forget the evidence: a model's weights have changed."""
         self.evidence = Evidence()
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 

@@ -1,9 +1,9 @@
 """Debugging aids of a step: profiler ranges, and a guard against calls that synchronise with the device.
 
-A first call may wait for a compilation or autotuning, so a server should warn and only a test raise. Some SGLang
-functions synchronise inside a step: ``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request
-ends), Triton attention's ``update_sliding_window_buffer`` (sliding layers, no CUDA graph), FlashInfer's
-``call_begin_forward`` (drafters with sliding layers; other models without a CUDA graph).
+A first call may wait for a compilation, so a server should warn and only a test raise. SGLang functions that
+synchronise inside a step: ``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), Triton
+attention's ``update_sliding_window_buffer`` (sliding layers, no CUDA graph), FlashInfer's ``call_begin_forward``
+(drafters with sliding layers; other models without a CUDA graph).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Exact mode: attention of a verify by rows, and a check of the target's products.
 
 Hooks lay a block out as decode rows in SGLang's Triton backend: row i of a request with p committed tokens is a decode
-of length p + 1 + i. Under deterministic inference the split of a row's keys depends on its length alone and rows are
-independent, so each row is bit-identical to plain decoding.
+of length p + 1 + i. Under deterministic inference rows are independent and the split of a row's keys depends on its
+length alone, so each row is bit-identical to plain decoding.
 
-Plain decoding multiplies one row per request, a verify one per block position. SGLang's deterministic mode chooses
-kernels by the number of rows. If one sums in another order, a verify is not exact.
+SGLang's deterministic mode chooses products' kernels by the number of rows, which a verify multiplies. If one sums in
+another order, a verify is not exact.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int =
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
     Run one projection of each shape, a block of experts and the LM head with the row counts of plain decoding and of
-    verifies of ``widths``, for every batch size. Compare the bits of the first ``compared`` rows with those of each row
-    alone: where oneDNN sums in another order, one row in forty shows it.
+    verifies of ``widths``. Compare the bits of the first ``compared`` rows with those of each row alone: where oneDNN
+    sums in another order, one row in forty shows it.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
     processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))
     products: Any = {("LM head", hidden): partial(processor._compute_lm_head, lm_head=model.lm_head)}
     for module in getattr(model, "model", model).modules():  # without a vision tower
-        # such a layer may also hold a convolution's three-dimensional weight
+        # it may also hold a convolution's three-dimensional weight
         if isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod) and module.weight.dim() == 2:
             products[tuple(module.weight.shape)] = partial(module.quant_method.apply, module, bias=module.bias)
         elif hasattr(module, "experts"):

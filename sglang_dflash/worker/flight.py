@@ -52,7 +52,7 @@ class StepRecord:
 class StepTimer:
     """Times one of ``every`` decode steps without blocking: by events on an accelerator, or by the host's clock.
 
-    A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
+    A step's time includes the scheduler's work until the next decode step.
     """
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
@@ -93,5 +93,5 @@ class StepTimer:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that arrives on the host no later than the counts of the step that is being launched."""
+    """Return a copy that arrives on the host no later than the counts of the step being launched."""
     return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
 
 CHUNK = 2048  # tokens per chunk: the workspace is not budgeted, and this many saturate a GPU
-MAX_PENDING = 16  # maximum plain decoding steps whose tokens are injected together
+MAX_PENDING = 16  # plain decoding steps whose tokens are injected together
 
 
 class Draft:
@@ -50,7 +50,7 @@ class Draft:
 
 
 class NoDrafter:
-    """Draft and inject without a drafter: every position is left to the copies."""
+    """Without a drafter, every position is left to the copies."""
 
     staged = None
 
@@ -77,8 +77,7 @@ class NoDrafter:
 class Verify:
     """Runs the target over the block.
 
-    Recurrent layers read the committed state and record what each position writes. Width 1 is plain decoding, which
-    advances the states in place.
+    Recurrent layers record what each position writes. Width 1 is plain decoding, which advances the states in place.
     """
 
     def __init__(self, target_worker: TpModelWorker) -> None:
@@ -131,8 +130,7 @@ class Inject:
     def inject(self, step: Step) -> None:
         """Inject the verified block, or queue it for the drafter's next forward.
 
-        Rejected positions may be injected too: the next block overwrites them before they are read. Injecting many
-        plainly decoded tokens costs hardly more than one, so they are queued.
+        Rejected positions may be injected too: the next block overwrites them before they are read.
         """
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices

@@ -1,8 +1,7 @@
 """Hidden states that clients request: the target's last layer, or the drafter's input.
 
-``return_hidden_states`` needs ``--return-hidden-states-mode``, as without speculation. The sampling parameter
-``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids`` instead of the last
-layer's. Batches without such requests copy nothing.
+The sampling parameter ``"custom_params": {"hidden_states": "target_layers"}`` requests the states of
+``target_layer_ids`` instead of the last layer's.
 """
 
 from __future__ import annotations

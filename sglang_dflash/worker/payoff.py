@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECENT = 1024  # verified blocks after which all counts are halved, so that old traffic fades
-# between two warnings of one cause, and between two searches for causes while drafting does not pay
+RECENT = 1024  # verified blocks after which all counts are halved
+# between two warnings of one cause, and between two searches for causes
 QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
 
 
 class RecentBlocks:
-    """Counts of recent verified blocks and of their tokens."""
-
     def __init__(self) -> None:
         self.number = self.tokens = 0.0
 

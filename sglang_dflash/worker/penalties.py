@@ -1,7 +1,6 @@
 """Penalties that count every generated token, including those of the running step.
 
-SGLang's penalizers count on the host, under overlap a whole block late. Here counts are on the device, one row per
-request slot.
+SGLang's penalizers count on the host, under overlap a whole block late.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Penalties:
         counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
     def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
-        # SGLang adds one matrix to the logits of a prefill and scales them by another: fill both from these counts.
+        # SGLang adds one matrix to the logits of a prefill and scales them by another
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._slots is not None:
@@ -82,7 +81,7 @@ class Penalties:
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    # Also write rows without a penalty: a slot may have held another request.
+    # also rows without a penalty: a slot may have held another request
     fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -97,8 +96,7 @@ def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> N
 def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     """Ban the tokens that end a request until it has ``min_new_tokens``, in place.
 
-    Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``; a request's n-th new
-    token, from 0, has position ``prompt length + n``.
+    Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``.
     """
     table = []  # per request: the first position whose token may end it, and the tokens that end it
     for req in reqs:
@@ -123,7 +121,6 @@ def _coefficients(req: Req) -> tuple[float, float, float]:
 
 
 def _stop_tokens(req: Req) -> set[int]:
-    # of the request, the model and the tokenizer
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {token for token in ids if token is not None}

@@ -1,8 +1,7 @@
 """Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
 A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
-rejected draft. The request's ``output_ids`` lack the drafts before a position, and with overlap a whole step.
-Processors run on the host, so a batch with one waits for the copy of the drafts and for each position's token.
+rejected draft. Processors run on the host, so a batch with one waits for each position's token.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Processors:
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # Drop pending copies of requests that were retracted or have ended.
+        # drop pending copies of requests that were retracted or have ended
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
@@ -121,7 +120,6 @@ class Processors:
 
 
 def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
-    # index and request of every request with a processor
     if batch.sampling_info.has_custom_logit_processor:
         for entry in batch.sampling_info.custom_logit_processor.values():
             yield from ((row, batch.reqs[row]) for row in entry.rows)

@@ -1,8 +1,7 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
-Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row: the
-rank's load, its finished steps, and the state of its width policy. All policies then receive the same calls in the same
-order (:class:`WidthPolicy`) and choose the same width. This adds no message and no wait.
+Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row, so
+all policies receive the same calls in the same order and choose the same width. This adds no message and no wait.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ COUNTS = TIMED + 4
 
 
 class Load(NamedTuple):
-    """What a width is chosen for; the arguments of :meth:`WidthPolicy.width`."""
+    """The arguments of :meth:`WidthPolicy.width`."""
 
     batch_size: int
     context: int
@@ -46,11 +45,11 @@ class Load(NamedTuple):
 class Rounds:
     """This rank's part in the steps that all ranks run together.
 
-    A width is chosen for the largest batch and context, since other ranks are padded to them or wait for them, and for
-    the matches of all requests.
+    A width is chosen for the largest batch and context, to which other ranks are padded, and for the matches of all
+    requests.
 
     Args:
-        policy: this rank's, equal to that of every other rank.
+        policy: equal to that of every other rank.
         widest: positions of the widest block.
         buckets: returns each request's bucket of match length, empty without copies.
 
@@ -113,7 +112,7 @@ class Rounds:
             counts = rows[rows[:, WIDTH] == width, COUNTS:].sum(0).tolist()
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
             self._policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
-        # The ranks wait for each other, so their times of a step are one measurement.
+        # the ranks wait for each other, so their times of a step are one measurement
         for requests, width, time, bound in rows[rows[:, TIMED] > 0, TIMED:COUNTS].tolist()[:1]:
             self._policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
         self._news = None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Seeds:
     """Seeds of the running requests, a row per request slot.
 
-    Ranks that serve the same requests start them in the same order, so they choose the same random seeds, from the
-    server's ``random_seed`` and, under DP attention, their group's number: groups draw different noise.
+    Ranks that serve the same requests draw equal random seeds, from the server's ``random_seed`` and their group's
+    number.
     """
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 
 class RequestRows:
-    """Data that the worker keeps per row of the target's request pool.
-
-    The worker calls each method on all implementations, in one order.
-    """
+    """Data that the worker keeps per row of the target's request pool."""
 
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill, before the target's forward.
@@ -65,8 +62,7 @@ class DraftState(SpecInput):
 
     Attributes:
         committed_cpu: committed lengths on the host, one step late with overlap.
-        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots.
-        reserved_tokens: sum of ``reserved_lens_cpu``.
+        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots; ``reserved_tokens`` is their sum.
         limits: int64 [bs], lengths with KV slots, if the pool is short (later positions use the padding slot), or None.
         room: positions of the next block that have slots in every request that may need them; None means all.
     """
@@ -90,8 +86,7 @@ class DraftState(SpecInput):
         """Reserve KV slots for the next step; runs on the scheduler's stream.
 
         Reserve a full block after the committed length; with overlap the host's length is one step old. If slots are
-        missing, reserve two full blocks, so that plain steps allocate rarely. Slots past the accepted tokens are not
-        freed: the next block is written there.
+        missing, reserve two full blocks, so that plain steps allocate rarely.
         """
         if batch.batch_size() == 0:
             return
@@ -106,7 +101,7 @@ class DraftState(SpecInput):
             if not missing or reserve == blocks:
                 break
         # Near the context limit the two reserved blocks can exceed the slot table: clamp. Every token that can still be
-        # committed fits; positions past the table get the padding slot.
+        # committed fits.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         if missing:
             reserved = [min(length, columns) for length in reserved]
@@ -169,8 +164,7 @@ class DraftState(SpecInput):
 
 
 def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
-    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need to go
-    on.
+    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
     Without them one is retracted, and the last one aborted: it must have one position, as in plain decoding.
     """
@@ -194,7 +188,7 @@ def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int
 
 
 def _end(req: Req) -> int:
-    # Requests of no token decode too, if a step was launched before their prefill was processed.
+    # requests of no token decode too, if a step was launched before their prefill was processed
     return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
 
 

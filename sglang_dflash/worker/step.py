@@ -40,8 +40,8 @@ class BlockKV:
     Attributes:
         seq_lens: int64 [bs], context tokens before the block.
         slots: int64 [bs * w], KV slots of the block's positions.
-        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``.
-        host_tokens: their sum.
+        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``. ``host_tokens``: their
+            sum.
         plan: SGLang's plan of these slots, shared by every forward and write of the step.
     """
 
@@ -142,7 +142,7 @@ def constant(rows: int, value: int, device: torch.device) -> Tensor:
 
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
-    """Return the scheduler's view of a step of an empty batch; ``block`` is the server's block size."""
+    """Return the scheduler's view of a step of an empty batch."""
     none = torch.empty(0, dtype=torch.int64, device=batch.seq_lens.device)
     return GenerationBatchResult(
         next_token_ids=none,
@@ -197,7 +197,6 @@ class Layout:
         )
 
 
-# fields that a step's batch takes from the scheduler's
 _SHARED = (
     *("req_pool_indices", "orig_seq_lens", "mamba_track_indices", "sampling_info", "spec_algorithm", "return_logprob"),
     *("top_logprobs_nums", "token_ids_logprobs", "can_run_decode_cuda_graph", "global_forward_mode"),
@@ -209,8 +208,7 @@ _shared = attrgetter(*_SHARED)
 class ForwardBatches:
     """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` derives each field at every call. Here a batch is a copy of a template per batch size and
-    width, with the fields that change.
+    ``ForwardBatch.init_new`` derives each field at every call; this copies a template per batch size and width.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:
@@ -248,7 +246,7 @@ class ForwardBatches:
                 kv_loc_plan=kv.plan,
             )
         if batch.global_num_tokens is not None and not runner.is_draft_worker:
-            # Under DP attention: all ranks' numbers of tokens. The drafter runs on the ranks that share this batch.
+            # under DP attention: all ranks' numbers of tokens; the drafter runs on the ranks that share this batch
             forward_batch.init_mlp_sync_metadata(batch, runner.device)
         if runner.model_config.model_is_mrope:
             fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
@@ -260,8 +258,7 @@ class ForwardBatches:
         return forward_batch
 
     def idle(self, batch: ScheduleBatch, width: int) -> ForwardBatch:
-        """Return the batch of an idle rank in a step of blocks of ``width``; SGLang pads it to the other ranks'
-        batches."""
+        """Return the batch of an idle rank in a step of blocks of ``width``."""
         none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
         batch = copy.copy(batch)
         # The width scales all ranks' numbers of requests to numbers of tokens; plain decoding has no input.
@@ -296,8 +293,7 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
     An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
-    2024, Qwen2-VL, section 2.1). SGLang stores the distance with the prompt's ``MultimodalInputs`` (None for text); its
-    function for a block synchronises at every step.
+    2024, Qwen2-VL, section 2.1). SGLang's function for a block synchronises at every step.
     """
     if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)

@@ -33,7 +33,7 @@ class StepMetrics:
     """The series of one scheduler process. SGLang's ``/metrics`` merges all processes."""
 
     def __init__(self, max_width: int) -> None:
-        # Imported late: at import the client reads the variable that SGLang sets for shared series.
+        # at import the client reads the variable that SGLang sets for shared series
         from prometheus_client import Counter, Gauge, Histogram
 
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}

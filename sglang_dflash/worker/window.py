@@ -1,8 +1,8 @@
 """Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
 
 Position ``p`` goes to slot ``p mod size`` of the request's ring and overwrites a token that has left the window. The
-drafter reads the ring through a separate slot table, rewritten each step, whose first column is the oldest visible
-token. Lengths count from there; RoPE is already applied, at absolute positions.
+drafter reads the ring through a slot table, rewritten each step, whose first column is the oldest visible token.
+Lengths count from there; RoPE is already applied, at absolute positions.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class RowAllocator:
 class DraftRings(RequestRows):
     """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
 
-    A ring holds the tokens injected since the request got its row; each row stores the oldest position. Prefix tokens
-    that another request computed are older and never read; :func:`cap_prefix` bounds them. With ``by_row``, row ``r``'s
-    ring begins at slot ``r * size``, as SGLang's transfer of request rows expects, at the cost of nearly one ring.
+    A ring holds the tokens injected since the request got its row. Prefix tokens that another request computed are
+    older and never read; :func:`cap_prefix` bounds them. With ``by_row``, row ``r``'s ring begins at slot ``r * size``,
+    as SGLang's transfer of request rows expects.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
@@ -73,8 +73,8 @@ class DraftRings(RequestRows):
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Select the tokens of a target extend that the block after each request can still see.
 
-        A request that is new in its row starts an empty ring; a later chunk, or a decoding request of a mixed batch,
-        continues its ring. Returns int64 [T]: indices into the batch's tokens, absolute positions, slots.
+        A request that is new in its row starts an empty ring. Returns int64 [T]: indices into the batch's tokens,
+        absolute positions, slots.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         counts, ends, end_of_last = [], [], 0
@@ -130,9 +130,8 @@ class DraftRings(RequestRows):
     def _claim(self, row: int, rid: str) -> bool:
         """Claim the ring for a request; return whether it already owned it.
 
-        A row's generation counts its allocations, so a retracted request that gets its row back is a new owner. The
-        next turn of a streaming session keeps row and generation but has another ``rid``, and may begin before the
-        ring's end.
+        A retracted request that gets its row back has a new generation; the next turn of a streaming session a new
+        ``rid``.
         """
         owner = int(self._generation[row]), rid
         owned = self._owners[row] == owner
@@ -166,8 +165,7 @@ def charge_rings(
 ) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
 
-    SGLang sizes the target's pool so that a drafter's pool with as many slots fits as well. Rings have a fixed size, so
-    a token costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool after graph capture
+    A token then costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool after graph capture
     (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), when the rings are already allocated.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
@@ -195,8 +193,7 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the end of the prompt.
 
-    The prefix cache keeps the target's K/V only. The prefill recomputes at most the last window, so that the first
-    block sees its whole window.
+    The prefix cache keeps the target's K/V only. The prefill recomputes at most the last window.
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
@@ -209,7 +206,7 @@ def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | N
     """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V; do nothing on others.
 
     Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring is transferred
-    whole with its request's row: position ``p`` is at ``p mod size`` on both servers.
+    whole with its request's row.
     """
     global _transferred
     if role == "decode":
@@ -225,7 +222,7 @@ def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
     rings, pool = _transferred
     pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
     ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
-    # With an id per buffer, SGLang compares the sizes on both servers and rejects rings that differ.
+    # with an id per buffer, SGLang compares the sizes on both servers and rejects rings that differ
     ids = list(range(len(pointers)))
     append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
@@ -239,8 +236,7 @@ def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> N
 def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
     """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
 
-    SGLang backs up only the K/V of hybrid targets, so a resumed request would read the drafter's K/V of another
-    request.
+    SGLang backs up only the K/V of hybrid targets, so a resumed request would read another request's drafter K/V.
     """
     copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
 

@@ -63,7 +63,7 @@ class DFlashWorker(BaseSpecWorker):
 
     A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
     instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps; the
-    worker owns the drafter and runs the stages of a step in order. Between draft and publish nothing synchronises.
+    worker owns the drafter. Between draft and publish nothing synchronises.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -349,7 +349,7 @@ class DFlashWorker(BaseSpecWorker):
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started(record)
-        # Grammars and custom logit processors run on the host, which waits for the drafts.
+        # grammars and custom logit processors run on the host, which waits for the drafts
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with nullcontext() if on_host else self._no_sync():
             step = self._run(batch, record, publish, grammar_barrier)
@@ -358,7 +358,7 @@ class DFlashWorker(BaseSpecWorker):
         return step.result(counted=self.plan.widths is not None)
 
     def _choose_width(self, batch: ScheduleBatch) -> StepRecord:
-        """Choose the width of a step and begin its record. Idle ranks choose too, so that the policies stay equal."""
+        """Idle ranks choose too, so that the policies stay equal."""
         buckets = self._buckets(batch.reqs)
         load = Load.of(batch, buckets) if self._rounds is None else self._rounds.load
         return StepRecord(self.width_policy.width(*load), load.batch_size, tuple(batch.reqs), buckets)

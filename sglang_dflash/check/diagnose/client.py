@@ -10,7 +10,7 @@ import httpx
 from sglang_dflash.errors import DFlashError
 
 Message = dict[str, str]
-WORKER_KEY = "sglang_dflash"  # this package's entry in the internal state of ``/server_info``
+WORKER_KEY = "sglang_dflash"  # in the internal state of ``/server_info``
 
 
 class Client:

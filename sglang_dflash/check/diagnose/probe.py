@@ -28,11 +28,7 @@ _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 
 
 class Server:
-    """A DFLASH server as described by its ``/server_info``. SGLang's own worker reports less than ours.
-
-    Raises:
-        DFlashError: no DFLASH, or no tokenizer.
-    """
+    """A DFLASH server as described by its ``/server_info``; DFlashError without DFLASH or a tokenizer."""
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
@@ -46,14 +42,14 @@ class Server:
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
         self.longest_notes: int = info["max_req_input_len"] - _ROOM
-        # Per replica: requested ("asked"), possible at once ("running"), and what limits them.
+        # per replica: requested ("asked"), possible at once ("running"), and what limits them
         self.requests: dict[str, Any] = dict(worker.get("requests", {}))
         if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
             self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
         self.known: dict[str, str | None] = dict(drafting.get("known", {}))
         if other := other_target(self.drafter, self.target):
             self.known[OTHER_TARGET] = f"its target is {other}"
-        # tokens per full block, from the survival curve of an adaptive width
+        # from the survival curve of an adaptive width
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)
         # None if too few blocks were verified, or if widths differ
@@ -118,19 +114,19 @@ class Probe:
 
     name: str
     cause: str = ""  # that this probe plants; none for the baseline
-    template: bool = True  # whether prompts use the chat template
+    template: bool = True
     thinking: bool | None = None  # the template's switch; None for its default
     temperature: float = 0.0
     notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    # task and meta_info of answers with a verify step; tokens of all answers; seconds from first prompt to last answer
+    # answers with a verify step (task, meta_info); tokens of all answers; seconds from first prompt to last answer
     answers: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list, init=False)
     tokens: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
 
     def accept_length(self, *tasks: str) -> float | None:
-        """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
+        """Return the tokens per verify step, averaged over answers as on the cards."""
         answers = [meta for task, meta in self.answers if not tasks or task in tasks]
         return fmean(meta["completion_tokens"] / meta["spec_verify_ct"] for meta in answers) if answers else None
 
@@ -168,7 +164,7 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
 
 
 def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) -> tuple[int, float]:
-    """Halve the prompts of all probes for a slow server; return tokens per answer and the expected seconds.
+    """Halve the prompts for a slow server; return tokens per answer and the expected seconds.
 
     Args:
         trial: has run, and shows the server's speed.
@@ -205,7 +201,7 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    # whether the server has a chat template, and the default of its thinking switch (None without one)
+    # whether the server has a chat template, and the default of its thinking switch
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

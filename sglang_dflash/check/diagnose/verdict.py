@@ -22,22 +22,20 @@ from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
 SENTENCES = 3
-FULL = 0.9  # share of the block size from which a probe's accept length counts as a full block's
+FULL = 0.9  # of the block size, from which a probe's accept length counts as a full block's
 # public benchmarks whose prompts resemble the probes' tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Reference(NamedTuple):
-    """Published accept lengths of a drafter."""
-
     source: str
-    thinking: bool | None  # None if the source does not state it
-    lengths: Mapping[str, float]  # by task of the probes; may be empty
+    thinking: bool | None  # None if not stated
+    lengths: Mapping[str, float]  # by task of the probes
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
-    """Return the figures of a drafter's model card or of a tiny pair, at the block size nearest to ``block``."""
+    """Return the figures of a drafter's model card or of a tiny pair, at the nearest block size."""
     if card := card_of_drafter(drafter):
         near, stated = accept_lengths(card, block)
         like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
@@ -56,11 +54,11 @@ class Report:
     """The measurements of a server and its diagnosis.
 
     Attributes:
-        probes: those that ran, the baseline first (raw prompts if the server has no chat template).
+        probes: those that ran, the baseline first.
         partial: whether the diagnosis was interrupted.
         measured: tokens per step of the baseline; of a full block if the width is adaptive.
         stated: the reference's accept length on the same tasks; None for an unknown drafter.
-        guesses: whether the accept length suggests that the drafter does not match its target.
+        guesses: whether the drafter seems not to match its target.
         survival: share of steps that committed draft j, for j = 1 ... block - 1.
         verdict: at most three sentences; none for a healthy server.
     """
@@ -108,7 +106,7 @@ def _sentences(r: Report) -> Iterator[str]:
     if r.is_low:
         likely = [] if has_template else [Cause(causes.NO_SERVER_TEMPLATE)]
         likely += [Cause(name, s.known[name]) for name in causes.FIXES if name in s.known]
-        # Raw prompts do not show whether the drafter matches.
+        # raw prompts do not show whether the drafter matches
         if has_template and not (r.guesses and causes.OTHER_TARGET in s.known):
             likely.append(Cause(causes.OTHER_TARGET if r.guesses else causes.DRAFTER))
         yield from (f"Too few drafts are accepted. Likely cause: {cause}." for cause in likely)
@@ -145,9 +143,7 @@ def _recent_requests(r: Report) -> Iterator[str]:
 async def diagnose(
     client: Client, max_tokens: int, long_tokens: int, seconds: float, report: Callable[[str], None]
 ) -> Report:
-    """Read, probe and judge the server.
-
-    After ``seconds``, a cancellation or SIGTERM, judge the answers so far.
+    """Probe and judge the server; after ``seconds``, a cancellation or SIGTERM, judge the answers so far.
 
     Args:
         report: receives the server's facts, then one line per probe.

@@ -1,8 +1,7 @@
 """Triton kernels, each equal to its definition in :mod:`sglang_dflash.ops.reference`.
 
 Triton recompiles a kernel for an integer that is 1 or divisible by 16, and for an aligned pointer. Arguments that
-change while serving (numbers of tokens, widths, slices) are ``do_not_specialize``, so that no request waits for a
-compilation.
+change while serving are ``do_not_specialize``, so that no request waits for a compilation.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from torch import Tensor
 
 
 def assert_dense(*vectors: Tensor | None) -> None:
-    """Assert contiguity of the given vectors: kernels index them without strides."""
+    """Assert contiguity: kernels index these without strides."""
     given = [vector for vector in vectors if vector is not None]
     assert all(vector.is_contiguous() for vector in given), [vector.stride() for vector in given]
 

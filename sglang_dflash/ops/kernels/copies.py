@@ -1,8 +1,4 @@
-"""Triton kernels of copied blocks: append to a history, find a match, and replace drafts by the text after it.
-
-Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference.step`. One program per request;
-the search also has one per tile of positions.
-"""
+"""Triton kernels of copied blocks: one program per request, and per tile of positions in the search."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ def match_copies_kernel(
         settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == (offered >> 19 & 0x7FFFFFFF))
         tl.store(found + row * 2 + 1, offered | (settled.to(tl.int64) << 62))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
-        # Programs cannot synchronise, so each one writes the new tokens it reads.
+        # programs cannot synchronise, so each one writes the new tokens it reads
         offsets = tl.arange(0, LANES)
         token = tl.load(new + offsets, mask=offsets < width, other=0).to(tl.int32)
         tl.store(text + first_new + offsets, token, mask=(offsets < width) & (first_new + offsets < columns - 1))

@@ -25,7 +25,7 @@ def norm_rope_kernel(
     lane = tl.arange(0, LANES)[None, :]
     mask = (head < num_heads) & (lane < head_dim)
 
-    # Each lane turns with a partner: the other half (neox) or the other member of its pair.
+    # each lane turns with a partner: the other half (neox) or the other member of its pair
     half = rotary_dim // 2
     turns = lane < rotary_dim
     if NEOX:
@@ -133,7 +133,7 @@ def walk_candidates_kernel(
         scores += tl.sum(after * key[None, :], axis=1)
         best = tl.argmax(scores, axis=0)
         second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
-        # Only the chosen token's successors are scored, not all pairs: K * R elements are read per position.
+        # only the chosen token's successors are scored: K * R elements are read per position
         last = tl.sum(tl.where(choice == best, ids, 0), axis=0)
         tl.store(tokens + row, last)
         tl.store(leads + row, tl.max(scores, axis=0) - second)

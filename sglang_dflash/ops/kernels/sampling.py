@@ -36,7 +36,7 @@ def penalize_block_kernel(
 
 def penalize_block(logits, draft_tokens, counts, rows, coefficients):
     bs, width, vocab = logits.shape
-    # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
+    # a vocabulary padded for tensor parallelism leaves a gap after each row
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
     assert draft_tokens.stride(1) == 1, "rows must be dense"
     assert_dense(counts, rows, coefficients)
@@ -80,7 +80,7 @@ def repeat_rows(*vectors, width):
 
 _LANES = 512  # tokens per tile: with 1,024 a thread of the race takes over 128 registers
 _STRETCHES = 16  # tiles per program: a vocabulary of 248,320 takes 31 programs per row
-_SCRATCH = 1 << 25  # maximum weights filtered at once
+_SCRATCH = 1 << 25  # weights filtered at once
 _ONE = tl.constexpr(0x3F800000)  # bits of 1.0; the bits of positive numbers have the order of the numbers
 
 
@@ -224,7 +224,7 @@ def race_kernel(
 
 
 def seeded_tokens(logits, temperatures, filters, seeds, positions):
-    # One pass over the logits; later kernels read only the tiles in which a token may be kept.
+    # later kernels read only the tiles in which a token may be kept
     assert logits.stride(1) == 1, "rows must be dense"
     assert_dense(temperatures, seeds, positions, *(filters or ()))
     (count, vocab), device = logits.shape, logits.device

@@ -18,7 +18,7 @@ def norm_rope(
         heads: [L, T, heads, head_dim]; the last dimension is dense.
         norm_weight: [L, heads, head_dim]; the last dimension is dense.
         eps: added to the mean square.
-        positions: int64 [T], absolute positions.
+        positions: int64 [T], absolute.
         cos_sin: [max_position, rotary_dim], cosines, then sines.
         neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
 
@@ -48,7 +48,7 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
         hidden: [bs * w, H].
         base: [taps, H], the same at every position.
         corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
-        width: positions ``w`` of a block.
+        width: ``w``.
 
     Returns:
         [bs * w, H], dense, in the dtype of ``hidden``; computed in float32.
@@ -63,9 +63,9 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest values of each row, the largest first, and their indices int64: [rows, V] to [rows, k].
+    """Return the ``k`` largest values of each row, descending, and their indices int64: [rows, V] to [rows, k].
 
-    The choice among equal values at the end, and their order, are unspecified.
+    Order and choice among equal values are unspecified.
     """
     return logits.topk(k)
 
@@ -83,11 +83,11 @@ def walk_candidates(
         unary: float32 [bs, n, K], their scores without the previous token.
         gates: [bs, n, R].
         anchors: int64 [bs], the token before the first position.
-        predecessors, successors: [V, R], codebooks of the previous token and of the candidate.
+        predecessors, successors: [V, R].
 
     Returns:
-        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], their leads over the second best
-            candidate, infinite if there is none.
+        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], their leads over the second best, which
+            may be infinite.
     """
     last, tokens, leads = anchors, [], []
     for i in range(candidates.shape[1]):
@@ -117,6 +117,6 @@ def _constant(value: float, device: torch.device) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Return ``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``."""
-    # Few ops: small models on a CPU are bound by dispatch.
+    # few ops: small models on a CPU are bound by dispatch
     norm = torch.linalg.vector_norm(x, 2, -1, True)
     return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()

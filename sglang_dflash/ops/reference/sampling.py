@@ -29,12 +29,12 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         scale = torch.where(n > 0, repetition, 1.0)
         return torch.where(values < 0, values * scale, values / scale)
 
-    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request.
+    # within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request
     bs, width = draft_tokens.shape
     committed = counts[rows.long()][:, None, :]
     drafts = draft_tokens[:, None, 1:]
     drafted = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
-    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)  # none before position 0
+    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)
     drafts = drafts.expand(bs, width, width - 1)
     at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + drafted)
     logits.copy_(penalized(logits, committed))
@@ -83,7 +83,7 @@ def seeded_tokens(
     Args:
         logits: float [n, V].
         temperatures: float32 [n, 1], positive.
-        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each (see :func:`filter_probs`), or None.
+        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each, or None.
         seeds: int64 [n].
         positions: int64 [n], sequence position of the token before the draw.
 
@@ -106,8 +106,7 @@ def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     Args:
         weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
-        seeds: int64 [n].
-        positions: int64 [n], sequence position of the token before the draw.
+        seeds, positions: as in :func:`seeded_tokens`.
 
     Returns:
         int64 [n].
@@ -121,7 +120,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
 
     Args:
-        seeds: int64 [n], all 64 bits used.
+        seeds: int64 [n].
         positions: int [n] and tokens: int [m], lower 32 bits used.
 
     Returns:

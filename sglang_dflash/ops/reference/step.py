@@ -32,7 +32,7 @@ class Accepted(NamedTuple):
         out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
         counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 counts
             the new tokens up to its last multiple that the committed length reaches or passes, or is 0.
-        ends: int32 like ``counts`` minus 1, the block position of the last of these tokens.
+        ends: int32, ``counts`` minus 1.
         bonus: int64 [bs], the last new token: the next block's anchor.
         new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
     """
@@ -69,7 +69,7 @@ def prepare_block(
         seq_lens: int [bs], committed lengths: the anchors' positions.
         req_pool_indices: int [bs], rows of ``req_to_token``.
         req_to_token: int32 [rows, columns], KV slot of each (request, position).
-        width: block positions ``w``.
+        width: ``w``.
         mask_token_id: token that marks a position to be drafted.
         state_table: [rows], slot of each request's recurrent state.
     """
@@ -125,7 +125,7 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     plain decoding.
 
     Args:
-        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for position j.
+        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.
         target_tokens: int64 [bs, w], the target's token after each block position: its argmax for a greedy request, a
             draw from its distribution for a sampled one.
         seq_lens: int [bs], committed lengths before the step.
@@ -239,8 +239,7 @@ def offer_copies(
 
     Args:
         tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
-        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft; negative where
-            it drafted nothing.
+        margins: float32 [bs, w - 1], each draft's logit lead; negative where nothing was drafted.
         history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
             ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
             whether the copy is offered, the cell, and the token that is not offered.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import psutil
 
-seconds = dict[str, float]()  # of this process's start by part, as in ``/server_info``
+seconds = dict[str, float]()  # by part, as in ``/server_info``
 
 
 @contextmanager

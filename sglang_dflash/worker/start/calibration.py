@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPEATS = 5
-SHARE = 0.1  # of the start, that calibration may take
+SHARE = 0.1  # of the start
 Cell = tuple[int, int]  # batch size and width
 
 
@@ -30,7 +30,7 @@ Cell = tuple[int, int]  # batch size and width
 def width_policy(
     plan: ServingPlan, widths: tuple[int, ...], target: ModelRunner, step: Callable[[int, int], None]
 ) -> WidthPolicy:
-    """Build the policy; all ranks use the costs of rank 0. It is fixed on a prefill server, which decodes nothing.
+    """Build the policy; all ranks use the costs of rank 0.
 
     Args:
         widths: those that have graphs, ascending.
@@ -59,15 +59,14 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return milliseconds of a step by batch size and width.
 
-    They lack the scheduler's time between steps, which the cost table learns later. Each cell runs twice, the first
-    time as a warm-up, then once per round: the fastest counts. All widths of one request, and the narrowest and widest
-    of a few, are always measured. Once ``SHARE`` of the start is used, the rest is :func:`extrapolated`. Steps are
-    collective, so rank 0 decides for all ranks.
+    Each cell runs twice, the first time as a warm-up, then once per round: the fastest counts. All widths of one
+    request, and the narrowest and widest of a few, are always measured. Once ``SHARE`` of the start is used, the rest
+    is :func:`extrapolated`. Steps are collective, so rank 0 decides for all ranks.
     """
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
     cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
-    # On a CPU run each number of rows once, so that no request waits for oneDNN to compile.
+    # on a CPU run each number of rows once, so that no request waits for oneDNN to compile
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group

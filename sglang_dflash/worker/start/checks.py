@@ -1,7 +1,7 @@
 """Compare the kernels of a state replay with their definitions, at the start on the serving device.
 
-A kernel compiled wrongly for this device would produce wrong tokens and no other sign. One block of random inputs runs
-in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32.
+A miscompiled kernel would produce wrong tokens and no other sign. One block of random inputs runs in the pool's memory,
+at the padding row and slot; the definition runs on the host, without TF32.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generat
 
 
 def _split(pool: Pool, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # q, k and v are parts of one projection, as in a model, so tokens have gaps.
+    # parts of one projection, as in a model, so tokens have gaps
     H, (_, _, HV, V, K) = pool.records.keys.shape[2], pool.states.shape
     q, k, v = projected.split([H * K, H * K, HV * V], -1)
     return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V))

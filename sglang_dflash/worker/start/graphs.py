@@ -83,8 +83,7 @@ class WidthGraphs:
     def build(self, widths: Sequence[int]) -> tuple[int, ...]:
         """Build the resources of ``widths``: width 1 first, then from the widest down.
 
-        Returns the widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out;
-        the server's width always remains.
+        Returns the widths of steps, ascending, equal on all ranks, without those for whose graphs memory is lacking.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self.target, self._runners)):
@@ -152,7 +151,7 @@ class WidthGraphs:
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
-        # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
+        # graphs of a narrower width take no more memory than those of the full width; rank 0 decides
         phases = "target_verify", "draft_decode"
         used = zip(self._runners, phases, strict=False)
         needed = sum(runner.graph_memory_usage.get(phase, 0.0) for runner, phase in used)
@@ -168,8 +167,8 @@ def _log(text: str, *values: Any) -> None:
 def drafters_ranks(layout: Any) -> Iterator[None]:
     """Build SGLang's resources for the ranks that share the drafter.
 
-    Under DP attention SGLang's scope keeps ``attn_dp_enabled``, and a graph runner of the drafter would require the
-    other groups' numbers of requests at each replay (``decode_graph_gather_requirements``).
+    With ``attn_dp_enabled`` a graph runner of the drafter would require the other groups' numbers of requests at each
+    replay (``decode_graph_gather_requirements``).
     """
     with draft_pp_context(), draft_tp_context(layout), get_parallel().override(attn_dp_enabled=False):
         yield
@@ -226,7 +225,7 @@ def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunne
     if target.lora_manager is not None:
         return "LoRA's batch layout has one width"
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
+    # plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py)
     if pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False)):
         return "ReplaySSM keeps a history in a ring of blocks"
     linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)

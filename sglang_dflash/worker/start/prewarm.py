@@ -1,9 +1,8 @@
 """Run once at start-up what would otherwise first run under load: kernels outside CUDA graphs, and peak sampling.
 
-Triton compiles a kernel at its first launch, which blocks all requests for seconds and may run out of memory. A kernel
-is recompiled when any of these changes: dtype, 16-byte alignment, None, an integer that is 1 or a multiple of 16, a
-constexpr. Draft and verify run at graph capture. SGLang's warm-up request runs most of its kernels of grammars,
-prefills and paged allocators.
+A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
+that is 1 or a multiple of 16, a constexpr. Graph capture runs draft and verify; SGLang's warm-up request runs most of
+its own kernels.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
-    They use rows 1 to ``bs`` of the request pool, which real requests overwrite when they start. Before the first
-    request these rows point to slot 0, so K/V and recurrent states go to the padding slots.
+    They use rows 1 to ``bs`` of the request pool. Before the first request these rows point to slot 0, so K/V and
+    recurrent states go to the padding slots.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
@@ -86,7 +85,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         seq_lens_cpu=lens,
         seq_lens_sum=bs * context,
         orig_seq_lens=lens.to(device),
-        mamba_lazy_spec_track_positions_cpu=[0] * bs,  # the requests have no snapshot to write
+        mamba_lazy_spec_track_positions_cpu=[0] * bs,  # no snapshot to write
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, filtered=False),
     )
@@ -128,7 +127,7 @@ class FirstCalls:
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
-        # Powers of two: SGLang rounds batch sizes up, and step_commit divides its layers by 2 or more.
+        # powers of two: SGLang rounds batch sizes up, and step_commit divides its layers by 2 or more
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
         # elsewhere 1, multiples of 16 and others are compiled separately
         self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
@@ -144,7 +143,7 @@ class FirstCalls:
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
-            # contexts without and with a snapshot of the recurrent states in the next step
+            # without and with a snapshot of the recurrent states in the next step
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
@@ -223,7 +222,7 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
 
 def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
     vocab = target.model_config.vocab_size
-    # A graph has allocated its logits; without graphs a forward allocates them.
+    # a graph has allocated its logits; without graphs a forward allocates them
     allocated = 1 if target.decode_cuda_graph_runner is not None else rows
     try:
         torch.zeros(allocated, vocab, dtype=torch.float32, device=target.device).expand(rows, vocab).argmax(-1)
