@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Level = Literal["ok", "note", "warn", "error"]
-LONGEST = 4000  # characters of each part of an error, which may quote a whole file
+LONGEST = 4000  # characters; a part may quote a whole file
 
 
 class DFlashError(ValueError):
@@ -67,7 +67,7 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-note = partial(Finding, "note")  # needs no action, and never changes the exit status of ``check``
+note = partial(Finding, "note")  # never changes the exit status of ``check``
 warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
 error = partial(Finding, "error")
 

@@ -1,7 +1,7 @@
 """Entry point ``sglang.srt.plugins: dflash``: register our hooks with SGLang.
 
-SGLang's plugin loader only logs exceptions, so argument resolution checks versions, flags and pairs: an exception there
-stops the server. If registration fails, DFLASH is refused.
+SGLang's plugin loader only logs exceptions, so argument resolution checks versions, flags and pairs. If registration
+fails, DFLASH is refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _register_hooks() -> None:
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    # a scheduler imported after the plugins were loaded gets its hooks before it constructs a worker
+    # a scheduler imported after the plugins were loaded gets its hooks here
     from sglang_dflash.hooks.takeover import choose_worker
     from sglang_dflash.upstream.launch import HookRegistry
 
@@ -92,7 +92,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 
 def _register_scheduler_hooks() -> None:
-    # the targets of these hooks import kernels, which would initialise the GPU in other processes
+    # their targets import kernels, which would initialise the GPU in other processes
     from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
     from sglang_dflash.states import replay
     from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
@@ -155,7 +155,7 @@ def _register(*hooks: Hooks) -> None:
 
 
 def _refuse_dflash(error: Exception) -> None:
-    # fail with the reason before weights load, without the imports that may have failed
+    # before weights load, without the imports that may have failed
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

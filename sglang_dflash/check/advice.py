@@ -17,14 +17,12 @@ from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Setting
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
-_MOST_TRIES = 64  # values of one flag
-Change = tuple[str, dict[str, Any]]  # a flag with its value, and the settings that it changes
+_MOST_TRIES = 64
+Change = tuple[str, dict[str, Any]]  # a flag with its value, and the changed settings
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A flag, and the requests, K/V tokens and additional prefixes that fit with it."""
-
     flag: str
     running: int
     tokens: int
@@ -33,7 +31,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Load:
-    """A load to serve. ``conversations`` are contexts to keep in the prefix cache, including running requests."""
+    """A load to serve. ``conversations`` are contexts to keep cached, including running requests."""
 
     users: int
     context: int  # tokens per request, prompt plus answer
@@ -43,7 +41,6 @@ class Load:
         return replace(self, users=-(-self.users // groups), conversations=-(-self.conversations // groups))
 
     def contexts_in(self, pools: Pools) -> int:
-        """Return how many contexts the pools keep."""
         by_kv = pools.tokens // self.context
         if not pools.state.slot or pools.sizing.slots_per_request == 1:
             return by_kv
@@ -55,8 +52,6 @@ class Load:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Flags that serve a load, the resulting pools, and the contexts that they keep."""
-
     flags: tuple[str, ...]
     pools: Pools
     contexts: int
@@ -66,8 +61,6 @@ class Proposal:
 
 
 class Adviser:
-    """Advice for one pair on one machine of known memory."""
-
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
         self._highest_fraction = max(table.fraction, highest_fraction(machine))
@@ -77,7 +70,7 @@ class Adviser:
         """Return the mildest value of each flag that lets all requests run, or else the most."""
         before, table = self._table.served, self._table
         wanted = before.sizing.max_running
-        # start at the current ratio: the launch may have raised it
+        # the launch may have raised it
         ratio = best_ratio(self._sizing(self._settings), table.static_bytes, replay=before.replay)
         percents = range(round(table.fraction * 100) + 1, round(self._highest_fraction * 100) + 1)
         # a replay reserves scratch for every requested request
@@ -94,7 +87,7 @@ class Adviser:
         return [each for each in found if self._lets_more_run(each)]
 
     def propose(self, load: Load) -> Proposal | None:
-        """Return the least harmful flags that serve the load; None if none do."""
+        """Return the least harmful flags that serve the load, or None."""
         chosen: list[Change] = []
         pools = self._loaded(load, chosen)
         for change in [*self._by_harm(load)] * 2:  # a flag may help only after a later one
@@ -115,7 +108,7 @@ class Adviser:
         return Proposal((*own, *(flag for flag, _ in chosen)), pools, load.contexts_in(pools))
 
     def largest(self, load: Load) -> Proposal | None:
-        """Return the proposal for as many users as possible; if all fit, with as many contexts as possible."""
+        """Return the proposal for as many users as possible, then for as many contexts as possible."""
 
         def most(of: Callable[[int], Load], wanted: int) -> int:
             return bisect_left(range(1, wanted + 1), True, key=lambda each: self.propose(of(each)) is None)
@@ -168,14 +161,14 @@ class Adviser:
                 yield flag, changes
 
     def _loaded(self, load: Load, chosen: list[Change], *, fill: bool = False) -> Pools:
-        """Return the pools with the states that the load needs; with ``fill``, as many states as K/V can use."""
+        """Pools with the states that the load needs; with ``fill``, as many states as K/V can use."""
         changes = {name: value for _, each in chosen for name, value in each.items()}
         changes["max_running_requests"] = load.users * self._groups
         sizing = self._sizing(replace(self._settings, **changes))
         slots = sizing.slots_per_request
         if not sizing.kept.slot or slots == 1:
             return self._pools(changes)
-        outer = load.users * (slots - 2)  # of running requests without their own prefixes
+        outer = load.users * (slots - 2)  # without their own prefixes
         least = max(load.users * slots, outer + load.conversations)
         pools = self._pools({**changes, "max_mamba_cache_size": least * self._groups})
         if not fill:
@@ -200,7 +193,7 @@ class Adviser:
         return Advice(values[index][0], fits[index].running, fits[index].tokens, fits[index].prefixes())
 
     def _lets_more_run(self, advice: Advice) -> bool:
-        """Return whether clearly more run; for a draft window, unless states are the limit, as many with more K/V."""
+        """Clearly more requests; for a draft window, unless states are the limit, as many with more K/V."""
         before = self._table.served
         if advice.flag.startswith(WINDOW_FLAG) and before.capped_by in ("tokens of K/V", "--max-running-requests"):
             return advice.running >= before.running and advice.tokens > before.tokens

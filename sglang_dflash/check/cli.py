@@ -30,7 +30,6 @@ from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
 
-# in the order of use
 SUMMARIES = {
     "check": "Check a pair, its memory and server flags before a start.",
     "doctor": "Check which worker serves DFLASH here, and with which versions.",
@@ -149,7 +148,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
-        # no table: paths and flags stay whole at any terminal width
+        # no table: paths and flags stay whole
         models = f"{target} + {drafter or 'copies alone'}"
         command = _start_command(target, drafter, flags.args)
         for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):

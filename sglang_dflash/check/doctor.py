@@ -1,4 +1,4 @@
-"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine, with which versions."""
+"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _other_plugins() -> list[str]:
 
 
 def examine() -> Report:
-    """Check this environment as a launch would, without a model. This imports SGLang and loads its plugins."""
+    """Check this environment as a launch would, without a model."""
     machine, problem = find_gpu() or CPU, None
     try:
         machine = _serving_machine()
@@ -111,7 +111,7 @@ def _serving_machine() -> Device:
     settings.validate()
     if settings.wants_builtin:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
-    warnings.simplefilter("ignore")  # SGLang's modules warn about absent accelerators
+    warnings.simplefilter("ignore")  # absent accelerators
     try:
         from sglang_dflash.upstream.launch import load_plugins
 
@@ -142,7 +142,7 @@ def _serving_machine() -> Device:
 def _parts() -> Iterator[Part]:
     for name, package in PARTS.items():
         yield Part(name, installed_version(package), TESTED.get(name, ()))
-    torch = sys.modules.get("torch")  # imported with SGLang, if possible
+    torch = sys.modules.get("torch")
     yield Part("CUDA", torch.version.cuda if torch else None)
 
 

@@ -31,7 +31,7 @@ class _Parser(ArgumentParser):
 
 @cache
 def sglang_parser() -> ArgumentParser:
-    """Return SGLang's parser, extended by our CPU platform's attention backend; DFlashError for an untested SGLang."""
+    """Return SGLang's parser with our CPU platform's attention backend; DFlashError for an untested SGLang."""
     check_version()
     from sglang_dflash.upstream.launch import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
 
@@ -105,7 +105,7 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
 
 
 def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
-    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's, if known."""
+    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
     if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
         yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
@@ -113,7 +113,7 @@ def check_linear_backends(settings: Settings, machine: Device, cuda: str | None)
         yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
 
 
-# Stored quantisation -> other values that --quantization may have (SGLang's ``ModelConfig._verify_quantization``).
+# stored quantisation -> other valid --quantization (SGLang's ``ModelConfig._verify_quantization``)
 _READ_AS = {
     "modelopt": {"modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "petit_nvfp4"},
     "fp8": {"modelopt_fp4", "nvfp4_online"},

@@ -14,7 +14,7 @@ from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 MIB = 1 << 20
 GIB = 1 << 30
 _MOST_GIB = 1 << 20
-_SECONDS = 60  # timeout of the query
+_SECONDS = 60
 _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
@@ -28,8 +28,8 @@ def _gpu(name: str, mib: int, capability: tuple[int, int], *, unified: bool = Fa
     return Device("gpu", f"NVIDIA {name}", mib * MIB, capability, is_unified=unified)
 
 
-# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory as nvidia-smi reports it:
-# https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, or the link in the line.
+# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory by nvidia-smi:
+# https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, or the line's link.
 GPUS = {
     "rtx3090": _gpu("GeForce RTX 3090", 24_576, (8, 6)),
     "rtx4090": _gpu("GeForce RTX 4090", 24_564, (8, 9)),  # https://github.com/vllm-project/vllm/issues/7553
@@ -43,7 +43,7 @@ GPUS = {
     "b200": _gpu("B200", 183_359, (10, 0)),  # https://github.com/NVIDIA/TensorRT-LLM/issues/10278
     "b300": _gpu("B300 SXM6 AC", 275_040, (10, 3)),
     "gb300": _gpu("GB300", 284_208, (10, 3)),
-    # nvidia-smi reports none; from torch: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
+    # from torch: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
     "dgx-spark": _gpu("GB10", 124_611, (12, 1), unified=True),
 }
 
@@ -79,15 +79,12 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Device:
-    """Return the machine that a command line names: a known GPU, one with ``memory_gib`` GiB, or this machine.
+    """Return the machine that a command line names; DFlashError for an unknown GPU or an invalid size.
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
         memory_gib: overrides the named GPU's memory; a Hopper GPU without a name.
         gpu: a name in :data:`GPUS`, in any case.
-
-    Raises:
-        DFlashError: no such GPU, or an invalid size.
     """
     if gpu is not None and gpu.lower() not in GPUS:
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"

@@ -33,14 +33,12 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """The division of a device's static memory for one rank."""
-
     device: str
     static_bytes: int  # 0 if unknown
-    fraction: float  # static part of the device's memory
+    fraction: float  # of the device's memory
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether the weights are known exactly, from safetensors headers
+    weighed: bool  # whether the weights are known exactly
 
 
 def unknown_size(pair: Pair) -> Finding | None:
@@ -111,7 +109,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
 def _request_states(
     settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    """Return state and scratch of a request, kept and replayed. The dtype's variable only applies to kept states."""
+    """State and scratch of a request, kept and replayed. The variable only applies to kept states."""
     chosen = settings.state_dtype(machine)
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
@@ -138,7 +136,7 @@ def _is_weighed(settings: Settings, pair: Pair) -> bool:
 
 
 def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:
-    # all ranks divide MLPs; ranks that serve the same requests divide the rest (DP attention)
+    # all ranks divide MLPs; ranks that serve the same requests divide the rest
     whole = _all_bytes(pair, dtype)
     mlp = _mlp_bytes(pair, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing
@@ -150,7 +148,7 @@ def _all_bytes(pair: Pair, dtype: str, part: str = "") -> int:
         return _stated_size(pair.target_files)
     is_plain = pair.quantisation is None
     read = (header for name, header in headers.items() if part in name and not name.startswith("mtp."))
-    return sum(  # plain floats in ``dtype``, everything else as stored, without multi-token prediction
+    return sum(  # plain floats in ``dtype``, everything else as stored
         int(each.numel * dtype_bytes(dtype)) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
 

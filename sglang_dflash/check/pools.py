@@ -24,10 +24,10 @@ _HIGHEST_RATIO = 10
 
 @dataclass(frozen=True)
 class RequestState:
-    """Recurrent state of one request, bytes; 0 for a dense target."""
+    """Recurrent state of one request, bytes."""
 
     slot: int = 0
-    scratch: int = 0  # kept by a verify until its commit
+    scratch: int = 0  # of a verify
     records: int = 0  # part of the scratch
 
 
@@ -35,7 +35,7 @@ class RequestState:
 class Sizing:
     """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
 
-    ``kept``: a verify stores the state after every token; ``replayed``: it stores what every token writes.
+    ``kept``: a verify stores the state after every token; ``replayed``: what every token writes.
     """
 
     target_weights: int
@@ -44,16 +44,16 @@ class Sizing:
     draft_kv: int  # per token
     kept: RequestState
     replayed: RequestState
-    block: int  # positions of the widest block
-    slots_per_request: int  # recurrent-state slots
-    context: int  # tokens of the longest request
+    block: int  # positions
+    slots_per_request: int  # of recurrent states
+    context: int  # of the longest request
     max_running: int  # requested
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
     page: int = 1  # tokens
     ring: int | None = None  # the drafter's K/V slots per request under a draft window
-    in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
+    in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
 
     @property
@@ -75,9 +75,9 @@ class Pools:
 
     sizing: Sizing
     replay: bool
-    tokens: int  # slots of the target's K/V; 0 if memory does not hold one request
+    tokens: int  # 0 if memory does not hold one request
     state_slots: int
-    running: int  # concurrent requests
+    running: int
 
     @property
     def state(self) -> RequestState:
@@ -95,7 +95,7 @@ class Pools:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools with padding, by their names in ``/server_info`` (``memory_bytes``)."""
+        """Bytes of whole pools with padding, as in ``memory_bytes`` of ``/server_info``."""
         sizing, rows = self.sizing, self.held + 1
         draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
         return {
@@ -110,7 +110,6 @@ class Pools:
 
     @property
     def state_price(self) -> int:
-        """K/V tokens that take as many bytes as one recurrent state."""
         sizing = self.sizing
         return -(-self.state.slot // sizing.per_token)
 
@@ -121,8 +120,8 @@ class Pools:
     def prefixes(self, slots_per_request: int | None = None) -> int:
         """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
-        A running request holds its state, its snapshots and its prefix. SGLang counts one more slot for the prefix that
-        its prefill adds (``MambaComponent.prepare_for_caching_req``).
+        SGLang counts one more slot per running request, for the prefix that its prefill adds
+        (``MambaComponent.prepare_for_caching_req``).
         """
         slots = slots_per_request or self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
@@ -134,7 +133,7 @@ class Pools:
             return "--max-running-requests"
         if not self.state.slot or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.sizing.max_running if self.replay else self.running  # a replay reserves scratch for all requests
+        rows = self.sizing.max_running if self.replay else self.running
         scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
         return "verify scratch" if scratch > states else "recurrent states"
 
@@ -150,13 +149,13 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
         tokens = min(tokens, sizing.max_tokens)
     tokens = tokens // sizing.page * sizing.page
     running = min(running, tokens // 2)
-    if state.slot:  # a decoding server's pool has at least one for every row
+    if state.slot:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
     return Pools(sizing, replay, tokens, slots, running)
 
 
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return state slots, running requests, and the bytes left for K/V.
+    """State slots, running requests, and the bytes left for K/V.
 
     SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
     """
@@ -169,9 +168,9 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return the same as :func:`_fit_kept`; scratch is reserved for every requested request.
+    """As :func:`_fit_kept`; scratch is reserved for every requested request.
 
-    SGLang charges records to the state budget and omits convolution windows; ``worker/pools.py`` subtracts those.
+    SGLang omits convolution windows; ``worker/pools.py`` subtracts them.
     """
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records)
@@ -196,7 +195,7 @@ def _states_part(sizing: Sizing, rest: float) -> float:
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """Return the slots of the drafter's pool with padding: the target's, or its rings under a draft window."""
+    """Return the slots of the drafter's pool with padding: the target's, or its rings."""
     if ring is None:
         return tokens + page
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
@@ -205,7 +204,7 @@ def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | 
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
     """Return the lowest ratio, from the given one, that lets all requests run, or else the most.
 
-    Every higher ratio must leave K/V for one full context, or as much as the given ratio leaves.
+    Higher ratios must leave K/V for one full context, or as much as the given one leaves.
     """
     tenths = range(int(sizing.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1)
     ratios = [sizing.state_share, *(each / 10 for each in tenths)]

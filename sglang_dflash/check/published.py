@@ -29,7 +29,7 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
 
 
 def other_target(drafter: str, target: str) -> str | None:
-    """Return the target of a published drafter if ``target``, a name or path, is another published target."""
+    """Return a published drafter's target if ``target``, a name or path, is another published target."""
     card, served = card_of_drafter(drafter), Path(target).name.lower()
     others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
     return str(card["target"]) if card and served in others else None

@@ -1,4 +1,4 @@
-"""The preflight of ``sglang-dflash check``, and its output: a verdict, a table or JSON."""
+"""The preflight of ``sglang-dflash check``, and its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
 _RUNNING, _LENGTH = "running requests", "tokens per request"
-SHORTEST = 2048  # K/V tokens for a prompt and a short answer
+SHORTEST = 2048  # for a prompt and a short answer
 _ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -39,7 +39,7 @@ _PRICES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Findings in the order of the rules, and the plan unless an earlier finding stops the pair."""
+    """Findings in the order of the rules; the plan unless an earlier finding stops the pair."""
 
     findings: list[Finding]
     plan: ServingPlan | None = None
@@ -48,7 +48,7 @@ class Report:
 
 
 def preflight(settings: Settings, machine: Device, load: Load | None = None) -> Report:
-    """Check a command line by the rules and decisions of a launch, for a machine and an optional load."""
+    """Check a command line by the rules and decisions of a launch."""
     first = apply("settings", _is_checked, settings)
     if first.level != "ok":
         return Report([first])
@@ -77,7 +77,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         return Report([*findings, replace(unknown, about="memory")], plan)
     try:
         memory = expected_memory(settings, machine, pair, copies=plan.copies)
-    except DFlashError as refused:  # SGLang divides the memory, and may have better sizes
+    except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     if not memory.static_bytes:
         here = "no GPU here; use --gpu or --memory-gib to check another machine"
@@ -232,12 +232,7 @@ def verdict(report: Report) -> str:
 
 
 def summary(report: Report, title: str, command: str) -> Iterator[str]:
-    """Yield the lines of the result.
-
-    Args:
-        title: the pair and the machine.
-        command: starts the server.
-    """
+    """Yield the lines of the result, for a ``title`` and the start ``command``."""
     yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory
     if report.plan is not None:
@@ -300,7 +295,6 @@ def _row(name: str, value: object) -> str:
 
 
 def _memory_rows(pools: Pools) -> Iterator[str]:
-    """Sizes per unit and in total; without totals if no memory was divided."""
     whole, sizing, state, slots = pools.bytes, pools.sizing, pools.state, pools.sizing.slots_per_request
 
     def share(name: str, total: int, each: int, unit: str) -> str:

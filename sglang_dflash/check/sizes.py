@@ -1,7 +1,7 @@
 """Bytes per token or per request on one rank, from the two configurations alone.
 
-The formulas follow SGLang 0.5.23: ``mem_cache/memory_pool.py`` for K/V and recurrent states, ``configs/mamba_utils.py``
-for state shapes and replay records (``replayssm_ring_bytes_per_req``).
+The formulas follow SGLang 0.5.23: ``mem_cache/memory_pool.py``, and ``configs/mamba_utils.py`` for state shapes and
+replay records (``replayssm_ring_bytes_per_req``).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class StateBytes:
     """One request's recurrent state over all linear layers of one rank, bytes."""
 
     recurrent: int  # the gated delta rule's matrices
-    conv: int  # the last conv_kernel - 1 inputs of the causal convolution
-    conv_column: int  # one of those inputs
-    record: int = 0  # what one token writes to the matrices: value, key and decay of every head
+    conv: int  # the last conv_kernel - 1 inputs of the convolution
+    conv_column: int  # one of them
+    record: int = 0  # what one token writes: value, key and decay of every head
 
     @property
     def slot(self) -> int:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Return the bytes of a block's overlapping convolution windows."""
+        """Bytes of a block's overlapping convolution windows."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
-        """Return the scratch of a verify that keeps the state after every position."""
+        """Scratch of a verify that keeps the state after every position."""
         return block * self.recurrent + self.windows(block)
 
     def records(self, block: int, ring: int) -> int:
-        """Return the scratch of a verify that keeps what every token wrote, in a ring of ``ring`` positions."""
+        """Scratch of a verify that keeps what every token wrote, in a ring of ``ring`` positions."""
         return ring * self.record + self.windows(block)
 
 
@@ -69,8 +69,8 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int)
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
     """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
-    An element of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such elements, and
-    decays in float32 (``MambaPool.__init__``).
+    An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two such elements, and decays in
+    float32 (``MambaPool.__init__``).
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)
     if layers <= 0:

@@ -33,13 +33,13 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LARGEST = 64 << 20  # bytes of a text file
+LARGEST = 64 << 20  # bytes
 
 _READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
 _COMPLETE = "a complete safetensors checkpoint"
-_BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name: BF16, F8_E4M3; BOOL has none
+_BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name; BOOL has none
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -73,7 +73,7 @@ class ModelFiles:
     Attributes:
         name: folder, or ``organisation/model`` on the hub.
         revision: branch, tag or commit on the hub.
-        dequantise: whether :attr:`config` describes plain layers although the weights are stored quantised.
+        dequantise: whether :attr:`config` describes plain layers for quantised weights.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        return os.path.isdir(self.name)  # False for an impossible name, where Path.is_dir raises
+        return os.path.isdir(self.name)  # Path.is_dir raises for an impossible name
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class ModelFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The model's folder; for a hub id, its snapshot in the local cache, with the small files downloaded.
+        """The model's folder, for a hub id its snapshot in the local cache with the small files.
 
         Raises:
             DFlashError: the hub rejects the model, or it cannot be reached and the cache is incomplete.
@@ -136,14 +136,10 @@ class ModelFiles:
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Header of every tensor; None without a safetensors file or hub.
-
-        Raises:
-            DFlashError: a local file does not match its header.
-        """
+        """Header of every tensor; None without a safetensors file or hub; DFlashError for a damaged local file."""
         if self.is_local:
             return self._headers() or None
-        with suppress(DFlashError):  # the cache may lack some shards; the hub has their headers
+        with suppress(DFlashError):  # the hub has the headers of missing shards
             if cached := self._headers():
                 return cached
         if hub_problem():
@@ -162,7 +158,7 @@ class ModelFiles:
         return read_object(file) if file.is_file() else None
 
     def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor or some of its rows; None if no file of the folder holds them.
+        """Return a tensor or some of its rows, or None.
 
         Args:
             name: end of the tensor's name, after a dot: multimodal models nest their language model.
@@ -182,13 +178,12 @@ class ModelFiles:
         return None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        # of the files that the index names, or of all
         files = _weight_files(self.folder)
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
                 raise _unreadable(index, "has no weight_map of file names", _COMPLETE)
-            # SGLang joins the names to the folder: a name that contains a path could be any file of the machine.
+            # SGLang joins the names to the folder: a path could name any file of the machine
             if strange := sorted(set(shards.values()) - {file.name for file in files}):
                 problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
                 raise _unreadable(index, problem, _COMPLETE)
@@ -226,13 +221,10 @@ def hub_problem() -> str | None:
 
 
 def plain_view(files: ModelFiles) -> Path | None:
-    """Write the folder from which SGLang loads a drafter in another trainer's or a quantising tool's form.
+    """Return the folder from which SGLang loads a drafter in another form, or None if its own folder is plain.
 
-    SGLang reads a drafter's configuration through transformers, which does not support other trainers' forms. The
-    folder, in this user's cache, holds the plain ``config.json`` and links to the other files.
-
-    Returns:
-        The folder; None if the drafter's own folder is plain.
+    SGLang reads configurations through transformers, which does not support other trainers' forms. The folder, in this
+    user's cache, holds the plain ``config.json`` and links to the other files.
 
     Raises:
         DFlashError: the trainer's form cannot be served, or the folder cannot be written.
@@ -243,7 +235,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # SGLang would build quantised layers from Model Optimizer's file
+    # SGLang would build quantised layers from it
     replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
     linked = sorted(file for file in others if file.is_file())
@@ -285,7 +277,7 @@ def read_text(file: Path) -> str:
     try:
         if file.is_file() and file.stat().st_size <= LARGEST:  # reading a pipe would block
             return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not UTF-8, or an impossible file name
+    except (OSError, ValueError) as error:  # not UTF-8, or an impossible name
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
     raise _unreadable(file, problem, "a text file")
 
@@ -298,7 +290,7 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     """Parse a JSON object; anything else is a DFlashError that names ``source``."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for thousands of digits
         raise _unreadable(source, f"is not JSON ({error})", "a JSON object") from None
     if not isinstance(found, dict):
         raise _unreadable(source, f"holds a {type(found).__name__}", "a JSON object")
@@ -314,7 +306,7 @@ def _read_header(file: Path) -> dict[str, TensorHeader]:
         with safe_open(file, framework="np") as stored:  # compares the header with the file's size
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
             tensors = {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible file name
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible name
         raise _unreadable(file, f"has no valid header ({str(error)[:200]})", _COMPLETE) from None
     for name, tensor in tensors.items():
         # an empty tensor's other sizes are not bounded by the file's size

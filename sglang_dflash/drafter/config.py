@@ -1,7 +1,7 @@
 """The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-transformers does not read the file: it drops ``sliding_window`` if ``use_sliding_window`` is false, although
-``layer_types`` may name sliding layers.
+transformers would drop ``sliding_window`` if ``use_sliding_window`` is false, although ``layer_types`` may name sliding
+layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_LAYERS = 1024
 _MOST_POSITIONS = 1 << 24  # rows of a RoPE table
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Index = Annotated[int, Field(ge=0, le=1 << 31)]
-_Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat numbers beyond float32 as infinite
+_Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat larger numbers as infinite
 
 
 class DrafterConfig(BaseModel):
@@ -47,18 +47,15 @@ class DrafterConfig(BaseModel):
         target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
         sliding_window: tokens that a sliding layer attends to, the current one included.
-        causal: per layer, whether a block position attends only to positions up to itself. By default sliding layers
-            are causal and full layers bidirectional; ``is_causal`` sets all of them.
+        causal: whether a block position attends only to positions up to itself, per layer. By default sliding layers
+            are causal and full layers bidirectional.
         rotary_dim: dimensions of a head that RoPE rotates.
-        rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
-        input_scale: scale of the block's input embeddings.
+        rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included.
         output_scale, logit_cap: scale of the logits, and soft cap of the scaled ones. Without a selector they change
-            only the margins, which copies are compared with.
-        conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction; 0
-            without it.
-        selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
-            without it.
-        draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
+            only the margins.
+        conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction.
+        selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position.
+        draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``.
         copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
         stored: quantisation of a checkpoint whose weights are dequantised.
         quantization: method of a checkpoint that SGLang's quantised layers load.
@@ -118,7 +115,7 @@ class DrafterConfig(BaseModel):
 
     @classmethod
     def none(cls, target: Mapping[str, Any]) -> DrafterConfig:
-        """Return the configuration without a drafter, for a target's ``config.json``: no layer, only the anchor."""
+        """Return the configuration without a drafter: no layer, only the anchor."""
         return cls.model_construct(
             block_size=1,
             mask_token_id=0,
@@ -205,8 +202,6 @@ def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: bool) -> None:
-    """``selects``: whether the architecture has DFlash2's selector."""
-
     def check(condition: object, key: str, expected: str) -> None:
         require(bool(condition), key, keys.get(key), expected)
 

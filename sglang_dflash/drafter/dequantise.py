@@ -1,7 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-compressed-tensors dequantises weights to float32 at load; FP8 and GPTQ are expressed in its terms. A layer is quantised
-if its tensors are: lists of exceptions are not read.
+compressed-tensors dequantises weights to float32; FP8 and GPTQ are expressed in its terms. A layer is quantised if its
+tensors are: lists of exceptions are not read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-STORED = "stored_quantization"  # in dflash_config, which SGLang does not read
-MODELOPT = "hf_quant_config.json"  # Model Optimizer's file next to config.json
+STORED = "stored_quantization"  # SGLang does not read it
+MODELOPT = "hf_quant_config.json"  # Model Optimizer's
 _KEYS = ("quantization_config", "compression_config")
 _NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
 _LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
@@ -51,7 +51,6 @@ class Scheme:
 
     Attributes:
         layout: ``naive`` (one value per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or ``gptq``.
-        args: bits, groups and zero points.
         zero_offset: added to stored zero points; 1 in GPTQ's first format.
     """
 
@@ -121,12 +120,7 @@ Groups = list[tuple[list[str], Scheme]]
 
 @dataclass
 class Quantised:
-    """The quantisation of one checkpoint.
-
-    Attributes:
-        method: its name in ``config.json``.
-        groups: layer names and how they are stored; names take precedence over the class of all linear layers.
-    """
+    """The quantisation of one checkpoint. In ``groups``, layer names precede the class of all linear layers."""
 
     method: str
     groups: Groups
@@ -184,8 +178,7 @@ def _misfit(found: str, expected: str) -> DFlashError:
 
 
 def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Return the quantisation that a configuration, or Model Optimizer's ``hf_quant_config.json``, declares; or None.
-    """
+    """Return the quantisation that a configuration or Model Optimizer's ``hf_quant_config.json`` declares, or None."""
     for place in (config, text_config(config)):
         for key in _KEYS:
             if isinstance(found := place.get(key), Mapping) and found:
@@ -195,7 +188,7 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``), or None."""
+    """Return the declared quantisation method (``"fp8"``), or None."""
     found = declared(config)
     return None if found is None else method_of(found)
 

@@ -1,8 +1,4 @@
-"""Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters.
-
-Published checkpoints have DFLASH keys in ``dflash_config`` or at the top level, and the transformer's in
-``text_config`` or at the top level.
-"""
+"""Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters."""
 
 from __future__ import annotations
 
@@ -49,15 +45,14 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all non-null keys on one level: ``dflash_config`` first, then the transformer's, then the others."""
+    """Return all non-null keys on one level: ``dflash_config`` precedes the transformer's, then the others."""
     nested = config.get("dflash_config")
     places = (config, text_config(config), nested if isinstance(nested, Mapping) else {})
     return {key: value for place in places for key, value in place.items() if value is not None}
 
 
 def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
-    """Return the type of a drafter that SGLang serves as DFLASH and this package does not, by its ``config.json``; or
-    None.
+    """Return the type of a drafter that SGLang serves as DFLASH and this package does not, or None.
 
     Raises:
         DFlashError: SGLang does not serve it as DFLASH either.
@@ -91,11 +86,7 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration in z-lab's form.
-
-    Raises:
-        DFlashError: the trainer's form cannot be served.
-    """
+    """Return the configuration in z-lab's form; DFlashError if it cannot be served."""
     if _SPECULATORS in config:
         return _from_speculators(config)
     keys, name, dflash = flat(config), architecture(config), config.get("dflash_config")
@@ -104,7 +95,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
             raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
-        # AutoModel's JetSpec recipe extends its DFlash recipe, which leaves is_causal false
+        # left over from the DFlash recipe that AutoModel's JetSpec recipe extends
         changes["is_causal"] = True
     window, types = keys.get("swa_window_size"), keys.get("layer_types")
     if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:
@@ -160,7 +151,7 @@ def _layers_before(ids: Any) -> list[int]:
 
 
 def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
-    # The trainer runs one RoPE for all layers, over the whole head. Other keys may be copies of a multimodal target's.
+    # The trainer runs one RoPE over the whole head. Other keys may be copies of a multimodal target's.
     parameters = layers.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return {}

@@ -42,7 +42,7 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that an unquantised checkpoint must have, by name."""
+    """Return the shape of every tensor that an unquantised checkpoint must have."""
     if not config.num_layers:
         return {}
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
@@ -99,7 +99,7 @@ class LoadReport:
 
     def __init__(self, config: DrafterConfig) -> None:
         self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
-        # if SGLang's quantised layers load the checkpoint, only module names are compared
+        # SGLang's quantised layers: only module names are compared
         self._quantised = config.quantization is not None
         self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
         self._unexpected: list[str] = []
@@ -148,10 +148,7 @@ class LoadReport:
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
-    """Read ``mask_embedding.pt``, which replaces the target's embedding of the mask token.
-
-    Returns:
-        [H], in the dtype of the file; None without a file.
+    """Return ``mask_embedding.pt``, [H], which replaces the target's embedding of the mask token, or None.
 
     Raises:
         DFlashError: the file cannot be read, or does not fit ``config``.

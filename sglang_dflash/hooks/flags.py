@@ -47,7 +47,7 @@ def accept_old_flags(_: None, parser: ArgumentParser) -> None:
 
 
 def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a server's command line with current flags, and one line per change."""
+    """Return a command line with current flags, and one line per change."""
     modern, notes, previous = list[str](), list[str](), ""
     for word in argv:
         flag, joined, value = word.partition("=")

@@ -1,7 +1,4 @@
-"""A server's launch: check the pair, make the serving plan and write it into SGLang's arguments.
-
-This runs while SGLang resolves its arguments, where an exception stops the server.
-"""
+"""A server's launch: check the pair, make the serving plan and write it into SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         write_record(server_args, pair)
         return
     if pair.kind is None and settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's quantisation flag to the drafter's layers
+        # SGLang would apply the target's flag to the drafter
         _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
     if view := plain_view(pair.loaded_files):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", pair.drafter_files.name, view)
@@ -73,10 +70,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or the reason for SGLang's own
-    worker.
-
-    Device, parallelism and memory fraction are resolved here.
-    """
+    worker."""
     if not _is_dflash(server_args):
         previous(server_args)
         return
@@ -93,7 +87,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
     if plan.widths is not None:
-        # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
+        # SGLang's runners would size their graphs by its own candidates
         _declare(server_args, speculative_adaptive=False)
     if not plan.overlap and not settings.disable_overlap_schedule:
         _declare(server_args, disable_overlap_schedule=True)
@@ -123,12 +117,10 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def configure_drafter(model_config: Any, context_length: int | None) -> None:
-    """Hook before ``ModelConfig._derive_context_length``: apply overrides, and give a shorter drafter the target's
-    context.
+    """Hook before ``ModelConfig._derive_context_length``: apply overrides, and lift a shorter drafter's limit.
 
-    SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, which also lifts the
-    target's limit. A DFlash drafter cannot read out of bounds: its K/V use the target's slots, and its RoPE table
-    covers the target's context plus the blocks beyond its end.
+    ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` would also lift the target's. A DFlash drafter cannot read out of
+    bounds: its K/V use the target's slots, and its RoPE table covers the target's context plus the blocks beyond.
     """
     ours = set(model_config.hf_config.architectures or []) & set(ARCHITECTURES)
     if not (model_config.is_draft_model and ours and isinstance(plan := read_record(get_server_args()), ServingPlan)):
@@ -148,7 +140,7 @@ def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> Non
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """Return the device of the first rank as torch describes it. SGLang initialises CUDA here too."""
+    """Return the device of the first rank. SGLang initialises CUDA here too."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

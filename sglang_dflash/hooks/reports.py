@@ -21,7 +21,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
     if serving.plan is not None:
         result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
-        # SGLang's mean accept length omits the steps since the last log interval. Count every step since /flush_cache.
+        # SGLang's mean omits the steps since the last log interval: count every step since /flush_cache
         reporter = scheduler.metrics_reporter
         if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
             tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
@@ -32,7 +32,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
 def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
 
-    SGLang counts the full width. The worker reports the verified positions, anchors included, in ``cap_lens``.
+    SGLang counts the full width; ``cap_lens`` has the verified positions, anchors included.
     """
     if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
         return
@@ -52,10 +52,7 @@ def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: load the plugins in the processes that read this pickle.
-
-    SGLang loads no plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``).
-    """
+    """Hook before ``write_data_for_multi_tokenizer``: load the plugins in tokenizer workers, which read this pickle."""
     return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
 
 

@@ -1,9 +1,8 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-With several tokens per step, SGLang's detokenizer sends text twice and its parsers lose calls.
-
-One difference remains. With byte fallback, tokenizers decode a run of byte tokens as a whole, and an invalid run as one
-U+FFFD per byte. If an answer is cut inside a character, its last chunk loses the other characters of that run.
+With several tokens per step, SGLang's detokenizer sends text twice and its parsers lose calls. One difference remains:
+tokenizers with byte fallback decode an invalid run of byte tokens as one U+FFFD per byte, so an answer that is cut
+inside a character loses the other characters of that run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.launch import get_server_args
 
 BYTES = 4  # per character
-CONTEXT = 6  # preceding tokens that decoding a token may depend on
+CONTEXT = 6  # preceding tokens that decoding may depend on
 
 _tokenizer: Any = None
 _marker_or_character = re.compile(".", re.DOTALL)
@@ -42,7 +41,7 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
 
 
 def keep_tokenizer(_: None, manager: Any) -> None:
-    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which decodes single tokens."""
+    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer."""
     global _tokenizer, _marker_or_character
     _tokenizer = manager.tokenizer
     added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
@@ -55,7 +54,7 @@ def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
 
 
 async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **keywords: Any) -> AsyncIterator[Any]:
-    """Hook around ``TokenizerManager.generate_request``: keep each answer, so that its parsers find its tokens."""
+    """Hook around ``TokenizerManager.generate_request``: keep each answer for its parsers."""
     async with aclosing(original(*args, **keywords)) as answers:
         async for answer in answers:
             _answer.set(answer)
@@ -66,7 +65,7 @@ def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> 
     """Hook around each parser's method for streamed text: call it for one token at a time.
 
     Returns:
-        The joined results: texts, and the list of calls, with consecutive argument deltas of one call merged.
+        The joined results: texts, and calls, with consecutive argument deltas of one call merged.
     """
     at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
     ends = set() if at_once else _ends_of_tokens(text)

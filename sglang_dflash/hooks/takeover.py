@@ -30,7 +30,7 @@ def on_our_cpu_platform() -> bool:
 
 
 def refuse_without_accelerator() -> None:
-    """Raise DFlashError if neither SGLang nor an out-of-tree platform can serve on this machine."""
+    """Raise DFlashError if nothing can serve on this machine."""
     if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
@@ -39,8 +39,8 @@ def refuse_without_accelerator() -> None:
 
 
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
-    """Hook around ``SpeculativeAlgorithm.create_worker``: return our class for DFLASH, SGLang's for the rest."""
-    # on the CPU platform SGLang takes the class from the platform, which calls `worker_for`
+    """Hook around ``SpeculativeAlgorithm.create_worker``: return our class for DFLASH."""
+    # the CPU platform calls `worker_for`
     ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
     return ours or original(algorithm, server_args)
 
@@ -75,7 +75,7 @@ def our_worker() -> type:
     check_version()
     check_hooks()
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
-    # Under speculation SGLang samples a token even if none is requested. Hooks cannot replace a property.
+    # under speculation SGLang samples a token even if none is requested; hooks cannot replace a property
     Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 
@@ -83,7 +83,7 @@ def our_worker() -> type:
 def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[int]) -> None:
     """Hook around ``Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture``, which fails in SGLang 0.5.23.
 
-    It calls a method that Qwen3-VL's language model lacks. EAGLE-3's method captures the same layers.
+    It calls a method that Qwen3-VL's language model lacks. EAGLE-3's captures the same layers.
     """
     if hasattr(model.model, "set_dflash_layers_to_capture"):
         original(model, layer_ids)
@@ -93,7 +93,7 @@ def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[in
 
 @cache
 def check_sglang() -> None:
-    """Raise DFlashError for an SGLang of an untested version, or without a name or hook that we need."""
+    """Raise DFlashError for an untested SGLang, or without a name or hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
     try:
@@ -104,7 +104,7 @@ def check_sglang() -> None:
 
 
 def check_hooks() -> None:
-    """Raise DFlashError if one of our hooks is not in place: SGLang only logs that."""
+    """Raise DFlashError if a hook is not in place: SGLang only logs that."""
     ours = {
         target
         for target, hooks in HookRegistry._hooks.items()

@@ -29,7 +29,7 @@ def select_runners(result: list[tuple[str, Any]], _: Any, selector: str = "all")
 
 
 def weights_by_name(result: Any, manager: Any, request: Any) -> Any:
-    """Hook after ``get_weights_by_name``: ``draft.NAME`` is the drafter's parameter, as in /weights_checker."""
+    """Hook after ``get_weights_by_name``: ``draft.NAME`` is the drafter's parameter."""
     if serving.plan is not None and serving.plan.drafts:
         named = manager.draft_worker.weight_update_runners()[0][1].model.named_parameters(prefix="draft")
         if (found := dict(named).get(request.name)) is not None:

@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 
 Weights = Iterable[tuple[str, Tensor]]
 
-# Parts of names that SGLang's loaders skip: derived tables, tied heads, layers that draft, K/V scales.
+# parts of names that SGLang's loaders skip: derived tables, tied heads, layers that draft, K/V scales
 _SKIPPED = ("rotary_emb.", "lm_head.", "mtp.", "_scale")
-written: list[str] = []  # roles of the models that were updated and not yet reported to the worker
+written: list[str] = []  # roles of updated models that the worker has not received
 
 
 def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before any is written.
 
-    The model loads the tensors twice, the first time without writing. SGLang would end the scheduler, or serve a
-    half-loaded model. Tensors by IPC arrive in several loads, each of which is complete or refused.
+    The model loads the tensors twice, the first time without writing. Tensors by IPC arrive in several loads.
     """
     if serving.plan is None:
         return original(updater, *args, **kwargs)
@@ -37,7 +36,7 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
     refused: list[Refused] = []
 
     def load_wholly(weights: Weights) -> Any:
-        if refused:  # SGLang rolls a failed update back, and nothing was written
+        if refused:  # SGLang rolls a failed update back
             return None
         fitting = list(weights)
         try:
@@ -63,7 +62,7 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
 
 
 def load_directly(original: Callable[..., None], model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """Hook around ``_model_load_weights_direct``, which writes parameters without the model's ``load_weights``."""
+    """Hook around ``_model_load_weights_direct``, which bypasses ``load_weights``."""
     if serving.plan is not None:
         try_to_load(lambda weights: original(model, weights), named_tensors)
     original(model, named_tensors)
@@ -75,9 +74,7 @@ class Refused(ValueError):
 
 
 def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Load without writing, and return the names of the tensors that the loader skips.
-
-    A loader that reads all tensors before it writes one only shows whether it writes any.
+    """Load without writing, and return the names of the tensors that the loader skips, if it reads one at a time.
 
     Raises:
         Refused: the loader raises; the message names the tensor.
@@ -101,10 +98,10 @@ def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Ten
 
 
 def refuse_unknown(skipped: Sequence[str]) -> None:
-    """Raise Refused for tensors that the target's loader skips, unless they are known to be skipped.
+    """Raise Refused for tensors that the target's loader skips unexpectedly.
 
-    Known are the names in ``_SKIPPED``, other ranks' experts, and what the launch skipped; without safetensors headers,
-    every name.
+    Expected are the names in ``_SKIPPED``, other ranks' experts, and what the launch skipped; without safetensors
+    headers, every name.
     """
     known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
     unknown = [name for name in skipped if not any(part in name for part in known)]
@@ -116,7 +113,7 @@ def refuse_unknown(skipped: Sequence[str]) -> None:
 
 
 class _WithoutWrites(TorchDispatchMode):
-    """Checks in-place copies but writes nothing; ``copies`` counts what would be written."""
+    """Checks in-place copies but writes nothing; ``copies`` counts them."""
 
     copies = 0
 

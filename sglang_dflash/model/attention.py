@@ -27,10 +27,8 @@ from sglang_dflash.upstream.worker import (
 class QKNormRope(nn.Module):
     """Q and K norms of all layers, and RoPE.
 
-    Norm weights become views of one tensor, so that weight updates reach it.
-
     Args:
-        norms: (Q norm, K norm) of each layer; their weights may still be empty.
+        norms: (Q norm, K norm) of each layer; their weights become views of one tensor, so that updates reach it.
         positions: rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
@@ -77,7 +75,7 @@ class QKNormRope(nn.Module):
 
 @dataclass(frozen=True)
 class BlockNormRope:
-    """Positions of one forward, int64 [T], and each head's norm weights, [L, num_heads + num_kv_heads, head_dim]."""
+    """Positions of one forward, int64 [T], and norm weights, [L, num_heads + num_kv_heads, head_dim]."""
 
     layers: QKNormRope
     positions: Tensor
@@ -93,8 +91,6 @@ class BlockNormRope:
 
 
 class DrafterAttention(nn.Module):
-    """Grouped-query attention with per-head Q/K norm and RoPE."""
-
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.head_dim = head_dim = config.head_dim
@@ -134,7 +130,7 @@ def window_left(config: DrafterConfig) -> int:
 class ContextProjection:
     """Projection of fused context vectors to K/V of all layers, in one batched matrix product.
 
-    Plain ``qkv_proj`` weights become views of one tensor, so that weight updates reach it.
+    Plain ``qkv_proj`` weights become views of one tensor, so that updates reach it.
     """
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
@@ -167,6 +163,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    # Stack weights [O, I] to [L, O, I], in the memory order of the first.
+    # weights [O, I] to [L, O, I], in the memory order of the first
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

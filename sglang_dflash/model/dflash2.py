@@ -18,7 +18,7 @@ class BlockConvolution(nn.Module):
     """Convolve the input and the output of a sublayer.
 
     Both kernels are per-channel coefficients plus corrections, which each position computes from the sublayer's input
-    for groups of channels. The context's K and V are not convolved.
+    for groups of channels.
     """
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:

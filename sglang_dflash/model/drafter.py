@@ -36,7 +36,7 @@ class DraftOutput(LogitsProcessorOutput):
     A CUDA graph returns the padded batch in its own memory: slice and copy before the next replay.
 
     Attributes:
-        drafts: int64 [bs, w - 1], one token per mask position.
+        drafts: int64 [bs, w - 1].
         margins: float32 [bs, w - 1], each draft's score minus the second largest; None unless blocks are copied.
         broken: int64 [bs], positions whose hidden state is not finite.
     """
@@ -52,7 +52,7 @@ class StagedContext:
 
     Attributes:
         hidden: [N, K * H], the target's hidden states.
-        positions, slots: int64 [N]. Rows without a token have slot 0, SGLang's write-only padding slot.
+        positions, slots: int64 [N]; slot 0, SGLang's write-only padding slot, for rows without a token.
         pool: the drafter's K/V pool.
     """
 
@@ -70,7 +70,7 @@ class StagedContext:
 
 
 class DrafterLayer(nn.Module):
-    # a separate residual, so that norms fuse with its addition
+    # a separate residual fuses with the norms
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -108,7 +108,7 @@ def most_probable(
         anchors: int64 [bs]; hidden: [bs, n, H], of the mask positions.
 
     Returns:
-        int64 [bs, n], and with ``margins`` the lead of each token over the second choice, float32 [bs, n].
+        int64 [bs, n], and with ``margins`` each token's lead over the second choice, float32 [bs, n].
     """
     tokens, leads = vocabulary.argmax_token(hidden.flatten(0, 1), margins=margins)
     shape = hidden.shape[:2]
@@ -118,7 +118,7 @@ def most_probable(
 class DFlashDraftModel(nn.Module):
     """The target's embedding, the drafter's layers, the target's LM head and the choice of tokens."""
 
-    # sharded over the ranks that share one batch, in every layout of the target
+    # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
@@ -148,7 +148,7 @@ class DFlashDraftModel(nn.Module):
             attentions[0].num_kv_heads,
             parsed.rms_norm_eps,
             rotary,
-            # the target's context, a block after its end and, with overlap scheduling, a second one
+            # the target's context, a block after its end and, with overlap, a second one
             positions=config.context_len + 2 * get_spec().speculative_num_draft_tokens,
         )
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
@@ -180,7 +180,6 @@ class DFlashDraftModel(nn.Module):
         for layer in self.layers:
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch, width)
         hidden, _ = self.norm(hidden, residual)
-        # only mask positions predict a token
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
         choose = self.candidate_selector or most_probable
         drafts, margins = choose(self.vocabulary, anchors, masks, margins=self._returns_margins)
@@ -211,14 +210,14 @@ class DFlashDraftModel(nn.Module):
             pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
 
     def inject_staged(self, rows: int) -> None:
-        """Write the first ``rows`` staged tokens to their slots, and clear the slots so that none is written twice."""
+        """Write the first ``rows`` staged tokens to their slots, and clear the slots."""
         assert self.staged is not None
         slots = self.staged.slots[:rows]
         self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
         slots.zero_()
 
     def get_attention_sliding_window_size(self) -> int | None:
-        # called by SGLang's attention backends
+        # for SGLang's attention backends
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

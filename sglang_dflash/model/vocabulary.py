@@ -18,16 +18,14 @@ from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_para
 class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the token of the largest logit.
 
-    It is no module, so that the target's weights do not become the drafter's parameters.
-
-    Scale and cap are increasing, so the argmax needs neither. (Beyond six caps ``tanh`` saturates, and any token of the
-    largest capped logit may be drafted.) Margins are the drafter's log-odds as trained, so both apply.
+    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
+    so the argmax needs neither; margins are the drafter's log-odds as trained, so both apply. (Beyond six caps ``tanh``
+    saturates, and any token of the largest capped logit may be drafted.)
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
         scale: scale of the embeddings.
         first_id, num_ids: token ids of this rank's shard of the head, without padding and added vocabulary.
-        mask_token_id: token id of the block's positions after the anchor.
         mask_embedding: [H]; None for the target's row.
         logit_scale: positive scale of the logits.
         logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``, or None.
@@ -81,28 +79,28 @@ class TargetVocabulary:
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
         """Return a vocabulary that drafts only the tokens marked in ``drafted``, bool [vocabulary]."""
-        # a view, so that weight updates reach it
+        # a view, so that updates reach it
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings [n, H] of token ids int64 [n]."""
         embeds = self.embedding(token_ids)
         if self.mask_embedding is not None:
-            # writing it into the target's table would change the output of a tied LM head
+            # writing it into the target's table would change a tied LM head
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
 
-        With ``margins`` also the lead over the second largest logit, scaled and capped, float32 [n].
+        With ``margins`` also its scaled and capped lead over the second, float32 [n].
         """
         return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
 
     def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the same from this rank's logits [n, num_ids], which are overwritten for margins.
 
-        Ranks exchange their largest logit and its token, or two logits for margins.
+        Ranks exchange only their largest logits.
         """
         group = get_parallel().tp_group
         index = argmax(logits)
@@ -125,11 +123,8 @@ class TargetVocabulary:
         return tokens, self._margins(first.amax(0), others.amax(0))
 
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the ``k`` largest scaled and capped logits per row, descending, float32 [n, k], and their tokens,
-        int64 [n, k].
-
-        ``hidden`` is [n, H]. All ranks return the same.
-        """
+        """Return the ``k`` largest scaled and capped logits per row of ``hidden`` [n, H], descending, float32 [n, k],
+        and their tokens, int64 [n, k]; equal on all ranks."""
         group = get_parallel().tp_group
         logits, tokens = top_k(self._shard_logits(hidden), k)
         logits = logits.float()
@@ -162,7 +157,7 @@ class TargetVocabulary:
 class LogitShards:
     """Keeps the logits of a verify on the rank that computed them, one shard of the vocabulary per rank.
 
-    Plain decoding and prefills still gather. Build it before the target's graphs are captured.
+    Build it before the target's graphs are captured.
     """
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
@@ -178,7 +173,7 @@ class LogitShards:
         """Return the argmax of each row, int64 [n], from shards [n, V / ranks] or whole ``logits`` [n, V]."""
         if not self._are_shards(logits):
             return argmax(logits)
-        # columns after the shard's ids are padding
+        # padding
         return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
 
     def whole(self, logits: Tensor) -> Tensor:
@@ -186,7 +181,7 @@ class LogitShards:
         if not self._are_shards(logits):
             return logits
         assert self._processor is not None
-        # the model computed them in its own dtype, so ranks send no more than SGLang would
+        # in the model's dtype, so ranks send no more than SGLang would
         gathered: Tensor = self._processor._logits_gatherer(logits.to(self._dtype))
         return gathered[:, : self._processor.vocab_size].float()
 

@@ -16,8 +16,8 @@ class Device:
     kind: Literal["gpu", "cpu"]
     name: str
     memory: int | None = None  # bytes
-    capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
-    is_local: bool = False  # whether this process runs on it
+    capability: tuple[int, int] | None = None  # CUDA's: (9, 0) is Hopper
+    is_local: bool = False
     is_unified: bool = False  # whether the host's programs share its memory
     is_rocm: bool = False
 
@@ -37,7 +37,7 @@ UNKNOWN_GPU = Device("gpu", "an unknown GPU")
 
 
 def local_gpu(index: int) -> Device:
-    """Return a GPU of this machine as torch describes it. This initialises CUDA in this process."""
+    """Return a GPU of this machine; initialises CUDA in this process."""
     import torch
 
     gpu, is_rocm = torch.cuda.get_device_properties(index), torch.version.hip is not None
@@ -53,7 +53,7 @@ def local_gpu(index: int) -> Device:
 
 
 def why_no_accelerator(name: str | None) -> DFlashError | None:
-    """Return why torch can use no accelerator of this machine, with the fix, or None. ``name`` is the GPU's."""
+    """Return why torch can use no accelerator, with the fix, or None. ``name`` is the GPU's."""
     import torch
 
     if torch.accelerator.is_available():

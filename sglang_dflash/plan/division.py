@@ -4,8 +4,8 @@ from __future__ import annotations
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 TOKENS_PER_REQUEST = 8192  # K/V tokens: with fewer, long answers are retracted and prefilled again
-STAGED = 512  # maximum tokens that the drafter's graphs inject: beyond, a step is not bound by its launches
-FLOOR = 2 << 30  # bytes kept free for the activations of a prefill
+STAGED = 512  # maximum tokens that the drafter's graphs inject: beyond, launches do not bound a step
+FLOOR = 2 << 30  # kept free for the activations of a prefill
 
 
 def state_slots(
@@ -20,10 +20,9 @@ def state_slots(
     Args:
         free: bytes for states, records and K/V.
         ratio: bytes of states per byte of K/V.
-        records: bytes of all requests' replay records, which SGLang charges to the states.
+        records: bytes of all replay records, which SGLang charges to the states.
         slot: bytes of a slot. The pool has one more for padding.
         per_request: slots of a running request.
-        requests: desired concurrent requests.
         token: bytes per token in all pools that grow with tokens.
         context: tokens of the longest request.
         rings: bytes of the drafter's K/V under a draft window.
@@ -43,10 +42,10 @@ def rings(running: int, in_transfer: int | None) -> int:
 
 
 def history_columns(context: int, tokens: int, block: int) -> int:
-    """Return the columns of a request's history, for copied blocks.
+    """Return the columns of a request's history.
 
-    The step after the one that ends a request is already launched, so two blocks may lie beyond the context or the K/V
-    pool. All later tokens share one column.
+    The step after the one that ends a request is already launched, so two blocks may lie beyond the text. All later
+    tokens share one column.
     """
     return min(context, tokens) + 2 * block + 2
 

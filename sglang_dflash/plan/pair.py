@@ -22,9 +22,9 @@ DTYPE_BYTES: dict[str, float] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
     "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
 }  # fmt: skip
-# SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer
+# SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
-_SHAPES = {  # that determine tensor shapes
+_SHAPES = {
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "layer_types",
 }  # fmt: skip
@@ -38,7 +38,7 @@ class Pair:
 
     target_files: ModelFiles
     drafter_files: ModelFiles
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # for keys of either configuration
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     drafter_overrides: Mapping[str, Any] = field(default_factory=dict)
     width_file: str | None = None
     adaptive: bool = False
@@ -69,12 +69,10 @@ class Pair:
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
-        """The language model's part of the target's ``config.json``."""
         return text_config(self.target)
 
     @cached_property
     def quantisation(self) -> Mapping[str, Any] | None:
-        """The quantisation that the target's files declare."""
         return declared(self.target, self.target_files.json("hf_quant_config.json"))
 
     @cached_property
@@ -109,7 +107,7 @@ class Pair:
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """None for a fixed block. Without a drafter the width is always adaptive: most steps copy nothing."""
+        """Without a drafter the width is always adaptive: most steps copy nothing."""
         return read_config(self.width_file) if self.adaptive or not self.has_drafter else None
 
     @cached_property
@@ -118,11 +116,10 @@ class Pair:
 
     @cached_property
     def loaded_files(self) -> ModelFiles:
-        """The drafter's files as they are loaded: SGLang's own worker dequantises nothing."""
+        """As they are loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
-        """Return the positions of the widest block, anchor included."""
         return settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
 
     def served_dtype(self, settings: Settings) -> str:
@@ -135,8 +132,7 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def draft_backend(self, settings: Settings, machine: Device) -> str | None:
-        """Return the drafter's attention backend, as SGLang's ``_resolve_dflash_draft_attention_backend`` does, if
-        known."""
+        """As SGLang's ``_resolve_dflash_draft_attention_backend``; None for an unknown GPU."""
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and machine.capability is not None:
@@ -147,7 +143,7 @@ class Pair:
         return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
 
     def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
-        """Return the dtypes of the target's and the drafter's K/V, as SGLang's ``configure_kv_cache_dtype`` does."""
+        """As SGLang's ``configure_kv_cache_dtype``: the target's and the drafter's."""
         served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
         target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
@@ -170,7 +166,7 @@ def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
 
 
 def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a size from the target's configuration, or ``default`` if it is absent or 0; else raise DFlashError."""
+    """Return a size, or ``default`` if it is absent or 0; else raise DFlashError."""
     value = text.get(key)
     if default is not None and (value is None or value == 0):
         return default
@@ -198,8 +194,7 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
 
 
 def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
-    """Return the number of elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers.
-    """
+    """Return the elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers."""
     layers = count(text, "num_hidden_layers") - full_layers(text)
     heads, value_dim, key_dim = (
         count(text, f"linear_{key}", 0) for key in ("num_value_heads", "value_head_dim", "key_head_dim")

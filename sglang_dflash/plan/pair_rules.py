@@ -1,4 +1,4 @@
-"""Rules that compare a drafter with its target: configurations, headers and small files."""
+"""Rules that compare a drafter with its target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
-SAMPLE = 64  # rows of an embedding or LM head that are compared
+SAMPLE = 64  # rows compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 _ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -103,7 +103,7 @@ def _heads(settings: Settings, pair: Pair) -> Finding:
 
 def _candidates(settings: Settings, pair: Pair) -> Finding:
     top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.sharing
-    # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short
+    # SGLang pads to a multiple of 64, or of 64 per rank, and divides evenly; the last rank is short
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
     if top_k <= smallest:
@@ -198,7 +198,7 @@ def _vocabulary(settings: Settings, pair: Pair) -> Finding:
     drafter, headers = pair.drafter, pair.drafter_files.tensors
     if not drafter.copies_vocabulary or (headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
         return ok("the target's: the checkpoint holds no copy")
-    ids: Sequence[int] = range(drafter.vocab_size)  # token id of each row of the drafter's LM head
+    ids: Sequence[int] = range(drafter.vocab_size)  # of each row of the drafter's LM head
     if drafter.draft_vocab_size is not None:
         marked, offsets = map(pair.drafter_files.stored, (TARGET_TO_DRAFT, DRAFT_TO_TARGET))
         ids = [] if marked is None else marked.nonzero().flatten().tolist()
@@ -272,7 +272,6 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
 
 
 def _words(tokenizer: Mapping[str, Any]) -> Any:
-    """Return ids by word, or words in the order of ids."""
     model = tokenizer.get("model")
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
 
@@ -309,7 +308,6 @@ def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
         ) from None
 
 
-# in the order of ``check``'s output
 PAIR_RULES: dict[str, Rule] = {
     "drafter's code": _code,
     "hidden size": partial(_same, "hidden_size", "hidden_size"),
@@ -331,4 +329,4 @@ PAIR_RULES: dict[str, Rule] = {
     "mask token's name": _mask_token_name,
     "chat template": _chat_template,
 }
-TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}  # without a drafter
+TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}

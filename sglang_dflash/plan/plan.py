@@ -1,4 +1,4 @@
-"""Decide at launch which worker serves DFLASH, and make the serving plan of all processes."""
+"""Decide at launch which worker serves DFLASH, and make the serving plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SKIP_GATHER, SWITCH
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
-KEPT_SHARE = 1 / 6  # of device memory. Published 4B pairs need up to 0.15 of a GPU, larger ones 0.19 or more
+KEPT_SHARE = 1 / 6  # of device memory: published 4B pairs need up to 0.15 of a GPU, larger ones 0.19 or more
 
 
-# Kind of target -> its model types, and the test that runs it: the support matrix of docs/compatibility.md.
+# kind of target -> its model types, and the test that runs it (docs/compatibility.md)
 PROVEN = {
     "dense, full attention": (
         {"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"},
@@ -57,7 +57,7 @@ def unproven_kind(target: Mapping[str, Any]) -> str | None:
 
 
 def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | None:
-    """Return why this package leaves a pair to SGLang's worker unchecked, as if not installed; else None."""
+    """Return why this package leaves a pair to SGLang's worker unchecked, or None."""
     if machine.is_rocm:
         return ON_ROCM
     _ = pair.kind  # refuses a type that SGLang does not serve either
@@ -67,7 +67,7 @@ def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | Non
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str | None:
-    """Return why SGLang's own worker serves DFLASH, for the log; None if ours does.
+    """Return why SGLang's own worker serves DFLASH; None if ours does.
 
     Raises:
         DFlashError: DP attention lacks a condition, the megakernel is requested, or SGLang's worker cannot serve the
@@ -180,7 +180,6 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     block, drafter = pair.block_size(settings), pair.drafter
     widths_of(settings, pair, block)
     replay = hybrid and replays(settings, pair, machine)
-    # a prefill server decodes nothing
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     if not (copies or pair.has_drafter):
         raise DFlashError(
@@ -209,7 +208,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
 
 
 def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
-    """Return whether a hybrid target's states are replayed: the user's choice; by default always on a CPU.
+    """Return whether states are replayed: the user's choice; by default always on a CPU.
 
     Replay is unmeasured on GPUs: it is the default only if stored states would exceed ``KEPT_SHARE`` of the device.
     """
@@ -223,7 +222,7 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
 
 
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
-    """Return the widths that graphs are captured for; raise DFlashError for an invalid width file."""
+    """Return the widths that graphs are captured for; DFlashError for an invalid width file."""
     if pair.widths is not None:
         return pair.widths.widths_for(block, pair.drafter.block_size)
     if settings.speculative_adaptive_config is not None:
@@ -236,7 +235,7 @@ def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
 
 
 def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
-    """Return whether blocks are copied: by the switch or the width file, otherwise with adaptive widths."""
+    """By the switch or the width file, otherwise with adaptive widths."""
     switch, key = settings.copies_switch, None if widths is None else widths.copies
     if switch and key not in (None, switch == "1"):
         raise DFlashError(
@@ -250,15 +249,15 @@ def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
 
 
 def _resumes_retracted(settings: Settings) -> bool:
-    # At a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced.
+    # at a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
 
 
 def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
     """Return the reasons why a verify is not bit-identical to plain decoding; empty if it is.
 
-    Under ``--enable-deterministic-inference`` two operations still differ: attention and the gated delta rule. This
-    package computes both as SGLang's Triton kernels do in plain decoding (``worker/exact.py``, ``states/stepped.py``).
+    Under ``--enable-deterministic-inference`` only attention and the gated delta rule differ. This package computes
+    both as SGLang's Triton kernels do in plain decoding (``worker/exact.py``, ``states/stepped.py``).
     """
     return tuple(_reasons(settings, pair, machine, replay))
 

@@ -1,7 +1,7 @@
 """Rules of a command line on a machine, and the order of all rules.
 
 Those on backends follow SGLang 0.5.23's ``layers/attention/attention_registry.py`` and
-``arg_groups/attention_hook.py``; SGLang applies some of them only after loading.
+``arg_groups/attention_hook.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
-# Backend -> major compute capabilities that can run it; the others run everywhere.
+# backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _OF_DRAFTERS = (
@@ -26,7 +26,7 @@ _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_at
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
-    """Return findings on a command line. A launch raises the first error; ``sglang-dflash check`` prints all."""
+    """Return all findings; a launch raises the first error."""
     valid = apply("settings", _valid, settings)
     if valid.level == "error":
         return [valid]  # later rules compute with its numbers
@@ -124,7 +124,7 @@ _FLAGS: dict[str, Rule] = {
 
 
 def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iterator[Finding]:
-    """Yield findings on attention backends; none are checked without a known compute capability."""
+    """None are checked without a known compute capability."""
     names = (*_TARGET_BACKENDS, "speculative_draft_attention_backend")
     chosen = {name: value for name in names if (value := getattr(settings, name))}
     if machine.capability is None:
@@ -136,7 +136,7 @@ def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iter
 
 
 def _syncs(settings: Settings, pair: Pair, machine: Device) -> Finding:
-    # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``).
+    # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``)
     backend = pair.draft_backend(settings, machine)
     if backend != "flashinfer":
         return ok(str(backend or "unknown"))

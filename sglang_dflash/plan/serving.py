@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from sglang_dflash.drafter.config import DrafterConfig
     from sglang_dflash.plan.widths import WidthConfig
 
-Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
+Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 
 
 @dataclass(frozen=True)
 class DraftWindow:
     """The span of context that the drafter reads."""
 
-    tokens: int  # context tokens before the block
+    tokens: int  # before the block
     block: int  # positions of the widest block
-    page: int  # slots per KV page
+    page: int  # slots
 
     def ring_slots(self, context: int) -> int:
         """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
-        Reading starts on a page boundary, up to ``page - 1`` tokens before the window. The block that ends a request
-        may commit tokens beyond ``context``, and the next step may already be launched.
+        Reading starts on a page boundary. The block that ends a request may commit tokens beyond ``context``, and the
+        next step may already be launched.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -37,8 +37,8 @@ class DraftWindow:
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
 
-    A sliding layer reads ``sliding_window - 1`` tokens before its query. Layers share one slot table: a window below
-    the sliding window saves nothing, so full layers then use the sliding window.
+    A sliding layer reads ``sliding_window - 1`` tokens before its query. Layers share one slot table, so full layers
+    use at least the sliding window.
     """
     if requested is None or not drafter.num_layers:
         return None
@@ -58,11 +58,11 @@ class ServingPlan:
     replay: bool  # whether recurrent states are replayed instead of stored per draft token
     records: int  # positions of a request's replay records
     copies: bool  # whether text that a request repeats is copied
-    overlap: bool  # whether the scheduler may overlap with the forward pass
+    overlap: bool  # with the scheduler
     role: Role
     exact: bool = False  # whether a verify is bit-identical to plain decoding
-    inexact: tuple[str, ...] = ()  # why not, if it was requested
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the drafter's config.json that the user set
+    inexact: tuple[str, ...] = ()  # why not, if requested
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
 
     @property
     def drafted(self) -> int:
@@ -96,11 +96,10 @@ class ServingPlan:
         }
 
 
-# None if SGLang's own worker serves. Hooks and classes that SGLang constructs read it here.
+# None if SGLang's own worker serves; for hooks and classes that SGLang constructs
 plan: ServingPlan | None = None
 
 
 def the_plan() -> ServingPlan:
-    """Return the plan, in code that runs only while our worker serves."""
     assert plan is not None, "our worker does not serve in this process"
     return plan

@@ -1,4 +1,4 @@
-"""Every server argument and environment variable that this package reads: typed, with SGLang's defaults."""
+"""Every server argument and environment variable that this package reads, with SGLang's defaults."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ WINDOW_FLAG = "--speculative-draft-window-size"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
-MAX_RUNNING = 48  # SGLang's default for DFLASH
+MAX_RUNNING = 48  # for DFLASH
 # --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 _REPLAYING_BACKENDS = ("triton", "flashinfer")
-_SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
+_SHORTEST_RING = 16  # SGLang's kernels multiply tiles of at least 16
 
 
 def _number(default: Any, least: float, most: float) -> Any:
-    """Declare a number in [least, most]."""
     return field(default=default, metadata={"limits": (least, most)})
 
 
@@ -128,7 +127,6 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: object, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read SGLang's resolved view, or a parsed command line, and the environment."""
         given: dict[str, Any] = {each.name: getattr(arguments, each.name) for each in argument_fields()}
         given |= {each.name: environ.get(each.metadata["variable"], "") for each in _variables()}
         return cls(**given)
@@ -180,12 +178,12 @@ class Settings:
     @property
     def groups(self) -> int:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
-        # --enable-dp-attention is the old spelling, which SGLang resolves to --attn-dp-size
+        # the old spelling, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
 
     @property
     def sharing(self) -> int:
-        """Ranks that serve the same requests. They divide attention, K/V, states and the drafter."""
+        """Ranks that serve the same requests."""
         return max(1, self.tp_size // self.groups)
 
     @property
@@ -221,7 +219,7 @@ class Settings:
 
     @property
     def replay_obstacle(self) -> str | None:
-        """The reason that rules out state replay, or None. SGLang's own flag has the same rules."""
+        """The reason that rules out state replay, or None, as for SGLang's own flag."""
         if self.decode_backend not in _REPLAYING_BACKENDS:
             return f"the linear-attention backend is {self.decode_backend}"
         if self.enable_linear_replayssm:
@@ -248,10 +246,9 @@ class Settings:
         return False if self.replay_switch else None
 
     def record_length(self, block: int) -> int:
-        """Return the positions of a request's replay records.
+        """Return the positions of a request's replay records; DFlashError if the user chose too few.
 
-        Raises:
-            DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
+        SGLang does not check, and the tokens would be wrong.
         """
         chosen, needed = self.linear_replayssm_cache_len, ring_length(block)
         if chosen == Settings.linear_replayssm_cache_len:  # the default, or the same value set by the user
@@ -287,10 +284,7 @@ def ring_length(block: int) -> int:
 
 
 def slots_per_request(settings: Any) -> int:
-    """Return the recurrent-state slots per running request, as SGLang's ``_calculate_mamba_ratio`` does.
-
-    ``settings`` are :class:`Settings`, or a server's resolved arguments.
-    """
+    """Return the recurrent-state slots per running request, as SGLang's ``_calculate_mamba_ratio`` does."""
     if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
         return 1
     slots = SLOTS.get(settings.mamba_radix_cache_strategy, SLOTS["extra_buffer"])
@@ -300,7 +294,7 @@ def slots_per_request(settings: Any) -> int:
 def in_transfer(settings: Any) -> int | None:
     """Return the requests that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation`` does.
 
-    ``settings`` are :class:`Settings`, or a server's resolved ``get_disagg()``. None without disaggregation.
+    None without disaggregation.
     """
     if settings.disaggregation_mode == "null":
         return None

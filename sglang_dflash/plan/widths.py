@@ -35,12 +35,7 @@ class WidthConfig:
     copies: bool | None = None
 
     def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
-        """Return the widths, ascending; one that exceeds the block size is a DFlashError.
-
-        Args:
-            block_size: positions of the widest block.
-            drafter_block: positions that the drafter drafts, if fewer.
-        """
+        """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
         if not self.widths:
             powers = {1 << exponent for exponent in range(block_size.bit_length())}
             return tuple(sorted({*powers, min(drafter_block or block_size, block_size), block_size}))
@@ -70,7 +65,7 @@ def read_config(path: str | None) -> WidthConfig:
 
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """Check a JSON object and return its settings; errors as in :func:`read_config`."""
+    """Errors as in :func:`read_config`."""
     try:
         return WidthConfig(**found)
     except ValidationError as error:
@@ -78,7 +73,7 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
     remedy = "correct it, or leave it out"
     if key not in vars(WidthConfig()):
         expected = f"the keys {', '.join(vars(WidthConfig()))}"
-    if key.isdigit():  # a batch size, as in SGLang's own format
+    if key.isdigit():  # as in SGLang's own format
         remedy = (
             'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
             "measures which one is the fastest at each batch size"

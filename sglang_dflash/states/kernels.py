@@ -2,14 +2,14 @@
 
 Verify: one program per (values, value head, request).
 
-- Positions past the width read the last position's inputs, so every address and value is defined.
+- Positions past the width read the last position's inputs.
 - The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
   contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
 - 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
   split into two 16-bit parts: the error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product of the same
   cost.
 
-Commit: one program per (values, request, layer). Positions past a count have weight zero and read the last counted one.
+Commit: one program per (values, request, layer). Positions past a count have weight zero.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from triton.runtime import driver
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD
 
-# Values of a state [V, K] per program, and lanes per load; with more a thread takes over 128 registers. Blocks of over
-# 16 positions take 249 for the inverse in three TF32 parts (168 in one).
+# Values of a state [V, K] per program, and lanes per load; with more a thread takes over 128 registers (over 16
+# positions 249, for the inverse in three TF32 parts).
 _VERIFIED, _COMMITTED, _LANES = 32, 64, 32
 
 
@@ -88,14 +88,14 @@ def gdn_verify_kernel(
     in_block = step < width
     value = tile * VALUES + tl.arange(0, VALUES)[None, :]
     written = in_block[:, None] & (value < V)
-    first = request * width  # token; offsets from it, and within a state or a row of the records, fit 32 bits
+    first = request * width  # offsets from it, and within a state or a row of the records, fit 32 bits
     out += (first * value_heads + head) * V
     if slot < 0:
         zeros = tl.zeros((STEPS, VALUES), out.dtype.element_ty)
         tl.store(out + step[:, None] * (value_heads * V) + value, zeros, mask=written)
         return
 
-    # queries and keys against the state and against the keys, not yet normalised
+    # not yet normalised
     token = tl.minimum(step, width - 1)
     q_at = q + first * q_stride + key_head * K + (token * q_stride)[:, None]
     k_at = k + first * k_stride + key_head * K + (token * k_stride)[:, None]
@@ -173,7 +173,7 @@ def gdn_verify(
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if not tokens:
         return out
-    # sized by the block, not the ring: a narrow block on a server with wide ones takes a third of the registers
+    # a narrow block on a server with wide ones takes a third of the registers
     levels = max(4, (width - 1).bit_length())
     # twice the positions with as many values would spill
     values = min(_VERIFIED if levels == 4 else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))
@@ -242,7 +242,7 @@ def gdn_commit_kernel(
         updates_low += update_at
         keys_low += key_at
 
-    # tracked states first: they also start from the state before the block
+    # tracked states also start from the state before the block
     if track_slots is not None:
         track_slot = tl.load(track_slots + request).to(tl.int64)
         track_count = tl.load(track_counts + request).to(tl.int32)

@@ -1,7 +1,7 @@
 """State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
 
 SGLang's records are rings with cursors. Here every commit folds the records into the state, so a block's records begin
-at position 0 at any width.
+at position 0.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
 
 
 def decode_rounds_beta() -> bool:
-    """Return whether plain decoding rounds beta to the dtype of its input: Triton's kernel does, FlashInfer's does not.
-    """
+    """Return whether plain decoding rounds beta to its input's dtype: Triton's kernel does, FlashInfer's does not."""
     mamba = get_exec().mamba
     return (mamba.linear_attn_decode_backend or mamba.linear_attn_backend) == "triton"
 
@@ -55,7 +54,7 @@ def verify_kept(original: Callable[..., Any], kernel: Any, **call: Any) -> Any:
         return _step_kept(**call)
     b = call["b"]
     if runs_kernels(b) and b.dtype != torch.float32:
-        # SGLang's verify keeps beta in float32: pass the rounded one
+        # SGLang's verify keeps beta in float32
         call["b"] = b.sigmoid().float().logit()
     return original(kernel, **call)
 
@@ -82,7 +81,7 @@ def pool_records(states: Any) -> Records:
 
 def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
     """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only."""
-    # the method reads hybrid_kda_config for this check only
+    # for this check only
     if serving.plan is not None and configurator.hybrid_kda_config is None:
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config

@@ -1,10 +1,8 @@
 """Exact verify and commit of the gated delta net: plain decoding's own kernel, launched once per position.
 
 SGLang's packed decode kernel advances a state by one token, in place. A verify launches it over copies of the states; a
-replay's commit over the accepted tokens, with the heads of all layers as one layer's.
-
-The kernel skips a row with a negative slot. Scratch row 0 belongs to no request: the CPU platform writes skipped rows
-there.
+replay's commit over the accepted tokens, with the heads of all layers as one layer's. Scratch row 0 belongs to no
+request: the CPU platform writes skipped rows (negative slots) there.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream.worker import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
 
-SCRATCH_BYTES = 512 << 20  # of a commit's copies of states; more layers and requests take several passes
+SCRATCH_BYTES = 512 << 20  # of a commit's copies of states
 _Keep = Callable[[int, Tensor], None]
 
 
@@ -44,7 +42,7 @@ def step_verify(
     """
     bs, (H, K), (HV, V) = len(slots), q.shape[1:], v.shape[1:]
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
-    # contiguous inputs per position, so that plain decoding's compiled kernel serves
+    # contiguous per position, so that plain decoding's compiled kernel serves
     mixed = q.new_empty(width, bs, 2 * H * K + HV * V)
     for part, x in zip(mixed.split([H * K, H * K, HV * V], -1), (q, k, v), strict=True):
         part.unflatten(-1, x.shape[1:]).copy_(x.unflatten(0, (bs, width)).transpose(0, 1))
@@ -89,8 +87,7 @@ def step_commit(
 ) -> None:
     """Advance every request's state, in all layers, by its first ``counts`` tokens of the last block of ``width``.
 
-    Arguments as in ``reference.gdn_commit``, with records of :func:`record`; ``gates``: A_log and dt_bias of each
-    layer.
+    Arguments as in ``reference.gdn_commit``, with records of :func:`record` and each layer's A_log and dt_bias.
     """
     starts, targets = slots, [(slots, counts)]
     if track_slots is not None and track_counts is not None:  # also from the state before the block
@@ -116,7 +113,7 @@ def step_commit(
 
 
 def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Inputs per position, with the heads of all layers side by side. Outputs are not read, so keys replace the queries.
+    # Per position, with the heads of all layers side by side. Outputs are not read, so keys replace the queries.
     assert records.updates_low is not None
     rings = records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
     k, v, a, b = (
@@ -126,7 +123,7 @@ def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tenso
 
 
 def _rows_of(live: Tensor) -> Tensor:
-    # row of each request in the scratch, int32 [n], negative to skip it
+    # row in the scratch, int32 [n], negative to skip it
     return torch.where(live, torch.arange(1, len(live) + 1, device=live.device), -1).int()
 
 

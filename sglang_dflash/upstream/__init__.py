@@ -1,6 +1,6 @@
 """The seam to SGLang: its version, the value attached to its arguments, and every imported name.
 
-Every process may import ``launch``; only a scheduler imports ``worker``. This module imports nothing from SGLang.
+Every process may import ``launch``; only a scheduler imports ``worker``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def installed_version(distribution: str = "sglang") -> str | None:
 
 
 def check_version() -> str | None:
-    """Raise DFlashError for an untested SGLang; return a note for the log if it is a build of the tested release."""
+    """Raise DFlashError for an untested SGLang; return a note if it is a build of the tested release."""
     found = installed_version()
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
     with suppress(InvalidVersion):
-        # builds of the tested release: .post1, .dev3, rc1, +cu129
+        # .post1, .dev3, rc1, +cu129
         if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
             return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(

@@ -78,7 +78,7 @@ from sglang.srt.utils.common import (
 
 
 def add_models(models: dict[str, type]) -> None:
-    """Add classes to SGLang's registry by architecture. This imports all of SGLang's models (3 s)."""
+    """Add classes to SGLang's registry by architecture; imports all of SGLang's models (3 s)."""
     from sglang.srt.models.registry import ModelRegistry
 
     ModelRegistry.models.update(models)

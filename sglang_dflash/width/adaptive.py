@@ -12,15 +12,15 @@ from sglang_dflash.width.survival import SurvivalByMatch
 # switch at once for this gain, or once missed gains add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
-SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose: on a schedule, and for a reason
+SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose
 SAVED = 3.0  # in steps: the largest budget, and the maximum expected loss of a probe
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
-# steps between wider probes, on a schedule and while drafts may have improved, and between probes of a doubtful cost
+# steps between probes: of a wider width, while drafts may have improved, and of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
 
 
 class Budget:
-    """Milliseconds that probes may lose: a share of each step's time, saved up."""
+    """Milliseconds that probes may lose: a share of each step's time."""
 
     def __init__(self, share: float) -> None:
         self._share, self.milliseconds = share, 0.0
@@ -39,9 +39,9 @@ class Budget:
 class Explorer:
     """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
-    A probe loses the time in which the best width would commit the same tokens. Probe wider every ``EVERY`` steps, on
-    credit when the batch has changed; if drafts may have improved, every ``EVERY_IF_BETTER`` steps from a separate
-    budget. A width with few measured steps is probed if it would be the best at its lower bound.
+    A probe loses the time in which the best width would commit the same tokens. Probe wider on credit when the batch
+    has changed, and from a separate budget if drafts may have improved. A width with few measured steps is probed if it
+    would be the best at its lower bound.
     """
 
     def __init__(self) -> None:
@@ -65,8 +65,7 @@ class Explorer:
         """Return the column for this step: ``best``, or a probe.
 
         Args:
-            row: expected milliseconds per step, by column.
-            tokens: expected tokens per request, by column.
+            row, tokens: expected milliseconds per step and tokens per request, by column.
             lower_bounds: returns the least milliseconds by column.
             improved: whether drafts may survive better.
             changed: whether the batch differs from that of the last step.

@@ -1,7 +1,7 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
-A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a drift that all cells
-share: fading geometric means of measured over predicted times. Predictions never fall with width.
+A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a common drift: fading
+geometric means of measured over predicted times. Predictions never fall with width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CostTable:
     """Predicted step times; a batch size beyond the measured ones costs as much as the nearest.
 
     Args:
-        points: milliseconds by (batch size, width), measured with almost no context; each batch size has all widths.
+        points: milliseconds by (batch size, width), with almost no context.
     """
 
     def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
@@ -33,11 +33,11 @@ class CostTable:
         self.measured = 0
 
     def row(self, batch_size: int) -> list[float]:
-        """Return the predicted milliseconds per step, by width."""
+        """Return the predicted milliseconds by width."""
         return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
 
     def lower_bounds(self, batch_size: int) -> list[float]:
-        """Return the least plausible milliseconds per step: cells with few measured steps may be wrong."""
+        """Return the least plausible milliseconds: cells with few measured steps may be wrong."""
         cells = self._interpolated(self._cells, batch_size, self._drift)
         steps = self._interpolated(self._steps, batch_size)
         return list(accumulate((ms * exp(-DOUBT / sqrt(1 + n)) for ms, n in zip(cells, steps, strict=True)), max))
@@ -65,7 +65,7 @@ class CostTable:
         return [factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True)]
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
-        # indices of the rows around a batch size, and the share of the higher one
+        # rows around a batch size, and the share of the higher one
         sizes = self.batch_sizes
         high = bisect_right(sizes, batch_size)
         if not 0 < high < len(sizes):

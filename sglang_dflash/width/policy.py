@@ -14,10 +14,10 @@ BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
 class Prospect:
     """Expected gain of drafting over plain decoding."""
 
-    width: int  # of the best block with a draft
-    first_accepted: float  # share of first drafts that the target accepts
-    tokens: float  # committed per request and step
-    cost: float  # time of such a step relative to a plain one
+    width: int
+    first_accepted: float  # share of first drafts
+    tokens: float  # per request and step
+    cost: float  # relative to a plain step
 
     def __str__(self) -> str:
         return (
@@ -27,7 +27,7 @@ class Prospect:
 
 
 class WidthPolicy:
-    """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
+    """Chooses each step's block width, here always the widest.
 
     A policy is a function of its calls (no clock, no unseeded randomness), so ranks with equal calls choose equal
     widths.
@@ -49,8 +49,7 @@ class WidthPolicy:
 
         Args:
             context: committed tokens, summed over the batch.
-            matches: number of requests in each of ``BUCKETS``, one step late; only the shares count. Without copies
-                empty or all 0.
+            matches: number of requests in each of ``BUCKETS``, one step late; only the shares count.
         """
         return self.widths[-1]
 
@@ -70,14 +69,14 @@ class WidthPolicy:
         """Forget learned acceptance, not learned times: a model's weights have changed."""
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
+        """Record a decode step's time; an upper bound with ``at_most``."""
 
     def fingerprint(self) -> int:
         """Return a hash of what the next width depends on."""
         return 0
 
     def describe(self) -> dict[str, Any]:
-        """Return the policy's part of ``/server_info``, ready for JSON."""
+        """Return the policy's part of ``/server_info``."""
         return {"policy": "fixed", "widths": list(self.widths)}
 
 

@@ -13,27 +13,27 @@ from typing import Any
 
 from sglang_dflash.width.policy import BUCKETS
 
-PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
+PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards: published drafters accept about 4 to 6 tokens of 16
 # weights, in tries, of the prior, of the previous position's hazard and of the pool's
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
-# extra weight of the prior at the start: first requests are often a warm-up with odd prompts
+# extra weight of the prior: first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
-MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which the evidence of tried and untried positions has faded to 1/e
-TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
-CERTAIN = 7.0  # log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps
-# log-likelihood ratio at which an improvement is worth a probe: one success where few are usual
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which evidence has faded to 1/e: of tried and untried positions
+TILT = 1.5  # change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
+CERTAIN = 7.0  # log-likelihood ratio of a certain change: one false alarm in several thousand steps
+# log-likelihood ratio at which an improvement is worth a probe
 SUSPICION = 0.75
-_LEAST_SPREAD = 0.02  # at a hazard of 1 the variance would be 0, and the first rejection would count as a change
+_LEAST_SPREAD = 0.02  # at a hazard of 1 the first rejection would count as a change
 _RESCALE = 1e9
 
 Counts = tuple[list[float], list[float]]
 
 
 class Cusum:
-    """One-sided test for a change: a log-likelihood ratio of change over none that restarts at 0.
+    """One-sided test for a change: a log-likelihood ratio that restarts at 0.
 
-    A step in which s more drafts are committed than expected adds, to second order, ``TILT * s - TILT**2 / 2 * v``,
-    where v is the variance of s. The last restart is the likeliest moment of the change; ``before`` has its counts.
+    A surplus of s drafts over the expectation adds, to second order, ``TILT * s - TILT**2 / 2 * v``, where v is the
+    variance of s. The last restart is the likeliest moment of the change; ``before`` has its counts.
     """
 
     def __init__(self, before: Counts) -> None:
@@ -51,13 +51,12 @@ class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
     ``tokens``, by width, are the tokens that a step commits per request, bonus included: 1 + sum over k < width of S_k.
-    A ``pool`` contains these requests; its hazards are the prior at each position.
+    A ``pool`` contains these requests; its hazards are the prior.
     """
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step,
-        # instead of all old evidence fading.
+        # by draft position; counts are in `_units`, which grow with each step, instead of all old evidence fading
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
@@ -73,12 +72,12 @@ class Survival:
         return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
 
     def evidence(self) -> list[float]:
-        """Return the unfaded tries behind each hazard, j = 1 ... max_width - 1."""
+        """Return the unfaded tries behind each hazard."""
         return [tries / unit for tries, unit in zip(self._tries[1:], self._units[1:], strict=True)]
 
     @property
     def may_have_improved(self) -> bool:
-        """Whether recent steps suggest, without being certain, that drafts survive better than the hazards."""
+        """Whether recent steps suggest that drafts survive better than the hazards."""
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
@@ -93,7 +92,7 @@ class Survival:
             self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
-        # Add a step's tries and commits; return the surplus of commits over the expectation, and its variance.
+        # add tries and commits; return the surplus of commits over the expectation, and its variance
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
@@ -104,7 +103,7 @@ class Survival:
                 break
             hazard, unit, weight = hazards[j], units[j], reached * units[j]
             spread = max(hazard * (1 - hazard), _LEAST_SPREAD)
-            # the second term: the hazard itself is an estimate, from so many tries
+            # the hazard itself is an estimate, from so many tries
             variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
             surplus -= reached * hazard
             reached -= ends[j]
@@ -166,10 +165,9 @@ class Survival:
 
 
 class SurvivalByMatch:
-    """Survival by bucket of match length: copies survive further than drafts, those of long matches furthest.
+    """Survival by bucket of match length when the width was chosen: copies survive further than drafts.
 
-    A request's bucket is that of the moment when the host chose the width. All matched requests are the prior of each
-    of their buckets. The drafter drafts ``drafted`` positions.
+    All matched requests are the prior of each of their buckets. The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:

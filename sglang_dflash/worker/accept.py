@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 
 class Accept(RequestRows):
-    """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
-
-    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one.
-    """
+    """Chooses the target's tokens: in a prefill through SGLang, in a block directly."""
 
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
@@ -53,7 +50,7 @@ class Accept(RequestRows):
         self._checks_logits = any(check.get() for check in checks)
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Also prepare ``batch.sampling_info``, from which the target's prefill samples each first token."""
+        """Also prepare ``batch.sampling_info``, from which the target's prefill samples."""
         self._penalties.start(batch)
         self._seeds.start(batch)
         self._processors.start(batch)
@@ -63,7 +60,7 @@ class Accept(RequestRows):
         self.start(batch)
 
     def synchronise(self, tokens: Tensor) -> None:
-        """Overwrite ``tokens`` with the first rank's: tensor-parallel ranks must commit the same tokens."""
+        """Overwrite ``tokens`` with the first rank's: ranks must commit the same tokens."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
@@ -99,7 +96,7 @@ class Accept(RequestRows):
         rows = output.next_token_logits = self._shards.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = None
-        if step.grammar_tree is not None:  # built on the host while the target's forward runs
+        if step.grammar_tree is not None:  # built while the target's forward runs
             grammar_mask = build_grammar_vocab_mask(
                 reqs=batch.reqs,
                 tree=step.grammar_tree,
@@ -107,8 +104,8 @@ class Accept(RequestRows):
                 device=step.tokens.device,
                 barrier=step.grammar_barrier,
             )
-        # the order of plain decoding: penalties, grammar, bias, custom processors
-        if info.acc_additive_penalties is not None:  # a request has a penalty
+        # in the order of plain decoding
+        if info.acc_additive_penalties is not None:
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
@@ -142,7 +139,6 @@ class Accept(RequestRows):
         return tokens
 
     def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        # each request generated the first ``lens`` (int [bs]) of its ``tokens`` (int64 [bs, w])
         if batch.sampling_info.acc_additive_penalties is not None:
             self._penalties.count(batch, tokens, lens)
         if batch.sampling_info.has_custom_logit_processor:
@@ -172,7 +168,7 @@ def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     """Repeat the sampling parameters of bs requests for the bs * width rows of a block."""
     if info.is_all_greedy:
-        return info  # the sampler reads nothing per row
+        return info
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))

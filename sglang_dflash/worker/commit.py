@@ -53,12 +53,12 @@ class RecurrentCommit:
     def commit(self, step: Step) -> None:
         if not self._recurrent:
             return
-        track = step.batch.mamba_track_indices if step.interval else None  # target slots of snapshots, negative: none
+        track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
         if step.width > 1 and self._replays:
             self._commit_records(step, track)
         elif step.width > 1:
             self._commit_kept(step, track)
-        elif track is not None:  # width 1 has advanced the states in place; only the snapshot is left
+        elif track is not None:  # width 1 has advanced the states in place
             cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
             track_mamba_states_all_layers(
                 cache.conv[0], cache.temporal, step.state_slots, crosses, track, len(track), check_freed_slots=True
@@ -98,5 +98,5 @@ class RecurrentCommit:
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:
-    """Return whether a request that gains up to ``growth`` tokens may reach or pass a multiple of ``interval``."""
+    """Return whether a request that gains up to ``growth`` tokens may reach a multiple of ``interval``."""
     return any(length % interval + growth >= interval for length in lengths)

@@ -1,8 +1,7 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-The device finds the longest earlier occurrence of the newest tokens and copies the text after it. At the first
-difference between copy and drafts, one of them is offered; the verify shows which was right. The host reads this one
-step late, and learns what to offer.
+At the first difference between copy and drafts, one of them is offered; the verify shows which was right. The host
+reads this one step late, and learns what to offer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 LEAST = 4  # shortest match that is copied
 LONGEST = 16  # longest match that is distinguished
-EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges (below 4)
+EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges
 PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
 # a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
 COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
@@ -37,7 +36,7 @@ COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
 class Evidence:
     """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``.
 
-    The copy is offered if its score is positive. All ranks see the same results in the same order.
+    All ranks see the same results in the same order.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
     Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; columns past the anchor are
-    stale. ``found`` [rows, 2] has the newest matches, as in ``ops.reference.step.match_copies``. No operation blocks.
+    stale. ``found`` [rows, 2] has the newest matches, as in ``ops.reference.step.match_copies``.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -82,7 +81,6 @@ class Copies(RequestRows):
         self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Write the tokens so far, cached prefix and earlier chunks included."""
         rows = batch.req_pool_indices_cpu.tolist()
         for i in fresh_rows(batch):
             self._write(rows[i], batch.reqs[i].get_fill_ids())
@@ -129,7 +127,6 @@ class Copies(RequestRows):
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def forget(self) -> None:
-        """Forget the evidence: a model's weights have changed."""
         self.evidence = Evidence()
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
@@ -142,14 +139,14 @@ class Copies(RequestRows):
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
-        # ``lens``, the host's view of ``newest``, lags by up to two blocks.
+        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens``, the host's
+        # view of ``newest``, lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         match_copies(self.history, self.found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int]) -> None:
         tokens = np.array(ids, dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
-        # image placeholders are hashes of up to 62 bits, which a copy must not contain
+        # image placeholders are hashes of up to 62 bits
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)

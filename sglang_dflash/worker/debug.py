@@ -1,9 +1,9 @@
 """Debugging aids of a step: profiler ranges, and a guard against calls that synchronise with the device.
 
-A first call may wait for a compilation, so a server should warn and only a test raise. SGLang functions that
-synchronise inside a step: ``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), Triton
-attention's ``update_sliding_window_buffer`` (sliding layers, no CUDA graph), FlashInfer's ``call_begin_forward``
-(drafters with sliding layers; other models without a CUDA graph).
+A first call may wait for a compilation, so a server should only warn. SGLang functions that synchronise:
+``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), Triton attention's
+``update_sliding_window_buffer`` (sliding layers, no CUDA graph), FlashInfer's ``call_begin_forward`` (drafters with
+sliding layers; other models without a CUDA graph).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 def stage(name: str) -> AbstractContextManager[Any]:
-    """Return the profiler range of a step's stage; without a profiler it would cost several small operators."""
+    """Return the profiler range of a stage; without a profiler it would cost several small operators."""
     return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
@@ -46,7 +46,7 @@ def sync_guard(device: torch.device | str) -> Callable[[], AbstractContextManage
     """Return a context for code that must not synchronise: SGLANG_DFLASH_FORBID_SYNC=1 warns, 2 raises.
 
     Raises:
-        DFlashError: the variable has another value, or syncs cannot be detected on this kind of device.
+        DFlashError: the variable has another value, or syncs cannot be detected on this device.
     """
     value, kind = os.environ.get(SWITCH) or "0", torch.device(device).type
     if value == "0":

@@ -2,10 +2,8 @@
 
 Hooks lay a block out as decode rows in SGLang's Triton backend: row i of a request with p committed tokens is a decode
 of length p + 1 + i. Under deterministic inference rows are independent and the split of a row's keys depends on its
-length alone, so each row is bit-identical to plain decoding.
-
-SGLang's deterministic mode chooses products' kernels by the number of rows, which a verify multiplies. If one sums in
-another order, a verify is not exact.
+length alone, so each row is bit-identical to plain decoding. Products are not exact if their kernel, which depends on
+the number of rows, sums in another order.
 """
 
 from __future__ import annotations
@@ -68,9 +66,9 @@ def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
 def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int = 256) -> list[Any]:
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
-    Run one projection of each shape, a block of experts and the LM head with the row counts of plain decoding and of
-    verifies of ``widths``. Compare the bits of the first ``compared`` rows with those of each row alone: where oneDNN
-    sums in another order, one row in forty shows it.
+    Run one projection of each shape, a block of experts and the LM head with the row counts of verifies of ``widths``.
+    Compare the bits of the first ``compared`` rows with those of each row alone: where oneDNN sums in another order,
+    one row in forty shows it.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
     processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))

@@ -25,12 +25,12 @@ class StepRecord:
         width: positions of the block, anchor included.
         requests: until the step is counted.
         buckets: per request, the bucket of its match at the launch; empty without copied blocks.
-        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`.
+        found: int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`.
         rows: of the requests in ``found``.
         not_finite: in some steps, the drafter's count of non-finite positions, int64 [], from :func:`on_host`.
         caught_up: whether the step also injected tokens of plain steps, so that its time is an upper bound.
         accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
-        match_lens: lengths of the matches that were copied.
+        match_lens: lengths of the copied matches.
         copied_tokens: accepted tokens at copied positions.
         milliseconds: until the next step's start; None until then, and after another forward.
     """
@@ -50,10 +50,7 @@ class StepRecord:
 
 
 class StepTimer:
-    """Times one of ``every`` decode steps without blocking: by events on an accelerator, or by the host's clock.
-
-    A step's time includes the scheduler's work until the next decode step.
-    """
+    """Times one of ``every`` decode steps without blocking: by events on an accelerator, or by the host's clock."""
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
         device = torch.device(device)
@@ -93,5 +90,5 @@ class StepTimer:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that arrives on the host no later than the counts of the step being launched."""
+    """Return a copy that is on the host no later than the counts of the step being launched."""
     return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

@@ -17,7 +17,7 @@ from sglang_dflash.worker.window import DraftRings
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
 
-CHUNK = 2048  # tokens per chunk: the workspace is not budgeted, and this many saturate a GPU
+CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
 MAX_PENDING = 16  # plain decoding steps whose tokens are injected together
 
 
@@ -75,17 +75,14 @@ class NoDrafter:
 
 
 class Verify:
-    """Runs the target over the block.
-
-    Recurrent layers record what each position writes. Width 1 is plain decoding, which advances the states in place.
-    """
+    """Runs the target over the block; width 1 is plain decoding, which advances recurrent states in place."""
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def verify(self, step: Step) -> None:
-        # Stores this step's snapshot slots on the batch, where SGLang's commit reads them, and clears a prefill's mask.
+        # stores this step's snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
         if step.interval or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
         forward_batch = self._batches(step, step.target_kv)
@@ -111,7 +108,7 @@ class Inject:
         self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.window.tokens)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
         self._rows: Tensor | None = None  # of the pending tokens' batch; SGLang replaces it when its requests change
-        self._staged = 0  # tokens in the memory that the drafter's next forward injects
+        self._staged = 0  # tokens that the drafter's next forward injects
 
     @property
     def staged(self) -> StagedContext | None:
@@ -184,7 +181,7 @@ class Inject:
         return self._staged + sum(len(positions) for _, positions, _ in self._pending)
 
     def _stage_pending(self) -> None:
-        # Append to the staged block. Its rejected positions use slot 0, so no slot is written twice.
+        # its rejected positions use slot 0, so no slot is written twice
         if self._pending and self.staged is not None:
             waiting = self._waiting()
             for parts, memory in zip(zip(*self._pending, strict=True), self.staged.tensors, strict=True):

@@ -1,7 +1,6 @@
 """Hidden states that clients request: the target's last layer, or the drafter's input.
 
-The sampling parameter ``"custom_params": {"hidden_states": "target_layers"}`` requests the states of
-``target_layer_ids`` instead of the last layer's.
+``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids``.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
         output: the target's, with ``hidden_states`` [T, K * H] and ``last_hidden_states`` [T, H].
 
     Returns:
-        [T, H]; [T, H + K * H] if a request wants the target layers, divided by :func:`own_columns`. T is 1 per request
-            of a prefill on a server whose mode is ``last``.
+        [T, H]; [T, H + K * H] if a request wants the target layers. T is 1 per request of a prefill on a server whose
+            mode is ``last``.
     """
     if not batch.return_hidden_states or output.hidden_states is None:
         return None

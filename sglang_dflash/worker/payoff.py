@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECENT = 1024  # verified blocks after which all counts are halved
-# between two warnings of one cause, and between two searches for causes
+RECENT = 1024  # blocks after which all counts are halved
+# between two warnings of one cause, and between two searches
 QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
 
 
@@ -36,7 +36,7 @@ class RecentBlocks:
         return self.tokens / self.number if self.number else None
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step; plain steps and blocks with a match are left out."""
+        """Count a finished step, without plain steps and blocks with a match."""
         if record.width == 1:
             return
         buckets = record.buckets or [0] * len(record.requests)
@@ -52,12 +52,8 @@ class RecentBlocks:
 class Payoff:
     """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
 
-    Args:
-        known: causes that hold for the whole server, with their evidence.
-        clock: returns seconds.
-
-    Attributes:
-        pays: None until enough blocks were verified.
+    ``known`` are causes that hold for the whole server, with their evidence. ``pays`` is None until enough blocks were
+    verified.
     """
 
     def __init__(self, known: Mapping[str, str | None], clock: Callable[[], float] = monotonic) -> None:
@@ -87,7 +83,7 @@ class Payoff:
                 logger.warning("DFLASH: %s", Cause(causes.STALE_DRAFTER, stale))
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
-        """Return ``drafting`` of ``/server_info``, ready for JSON."""
+        """Return ``drafting`` of ``/server_info``."""
         recent, prospect = self._recent, policy.prospect()
         return {
             "pays": self.pays,

@@ -23,7 +23,7 @@ _NEUTRAL = (0.0, 0.0, 1.0)
 
 class _Slots(NamedTuple):
     counts: Tensor  # int32 [slots, V], generated tokens
-    coefficients: Tensor  # float32 [slots, 3], in the order of ``_coefficients``
+    coefficients: Tensor  # float32 [slots, 3]
 
 
 class Penalties:
@@ -36,10 +36,8 @@ class Penalties:
         self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill, and replace the penalties that SGLang applies to their next token.
-
-        A retracted request returns with generated tokens, which SGLang's penalizers no longer count.
-        """
+        """Start the requests of a prefill, and replace SGLang's penalties, which no longer count a retracted request's
+        tokens."""
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)

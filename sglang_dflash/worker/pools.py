@@ -1,4 +1,4 @@
-"""The division of device memory between recurrent states and K/V, with both models loaded; and what was allocated."""
+"""The division of device memory between recurrent states and K/V, with both models loaded."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ _RAISED_BY = {  # by the limit of concurrent requests
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
-    SGLang's bytes are the minimum of all ranks, so every rank divides alike. SGLang does not charge a replay's
-    convolution windows, which are subtracted here. Then the number of states is set, unless the user set it or SGLang
-    gives each request one state, as without a prefix cache and on a decoding server.
+    SGLang does not charge a replay's convolution windows, which are subtracted here. Then the number of states is set,
+    unless the user set it or SGLang gives each request one state, as without a prefix cache and on a decoding server.
 
     Raises:
         DFlashError: the weights leave too little for one request.

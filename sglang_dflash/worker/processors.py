@@ -1,7 +1,7 @@
 """Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
 A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
-rejected draft. Processors run on the host, so a batch with one waits for each position's token.
+rejected draft.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HostCopy:
         self._done.record()
 
     def wait(self) -> list[Any]:
-        """Block until the copy is complete; return the tensors as nested lists."""
+        """Block until the copy is complete; return nested lists."""
         self._done.synchronize()
         return [tensor.tolist() for tensor in self._host]
 
@@ -48,7 +48,7 @@ class Processors:
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # drop pending copies of requests that were retracted or have ended
+        # of requests that were retracted or have ended
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
@@ -65,7 +65,7 @@ class Processors:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
     def copy_block(self, draft_tokens: Tensor) -> None:
-        """Start to copy the block, int64 [bs, w], to the host, before the target's forward."""
+        """Start to copy the block, int64 [bs, w], before the target's forward."""
         self._block = HostCopy(draft_tokens)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
@@ -103,11 +103,11 @@ class Processors:
         return chosen
 
     def _show(self, reqs: Iterable[Req]) -> None:
-        # Until after_prefill(), ``output_ids`` are the tokens that the device has generated.
+        # until after_prefill(), ``output_ids`` are the tokens that the device has generated
         self._receive()
         for req in reqs:
             self._shown.append((req, req.output_ids))
-            req.output_ids = req.output_ids[:0]  # an array or a list, whichever SGLang uses
+            req.output_ids = req.output_ids[:0]  # an array or a list
             req.output_ids.extend(self._generated[req])
 
     def _receive(self) -> None:

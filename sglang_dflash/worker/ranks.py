@@ -1,7 +1,7 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
 Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row, so
-all policies receive the same calls in the same order and choose the same width. This adds no message and no wait.
+all policies receive the same calls in the same order. This adds no message and no wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
-        """Return the load of one rank; ``buckets`` are those of the batch's requests. None for no decode batch."""
+        """Return the load of one rank, whose requests have these ``buckets``."""
         requests = 0 if batch is None else batch.batch_size()
         context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
         return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
@@ -51,17 +51,14 @@ class Rounds:
     Args:
         policy: equal to that of every other rank.
         widest: positions of the widest block.
-        buckets: returns each request's bucket of match length, empty without copies.
-
-    Attributes:
-        load: of the next step, over all ranks.
+        buckets: returns each request's bucket of match length.
     """
 
     def __init__(self, policy: WidthPolicy, widest: int, buckets: Callable[[Sequence[Req]], Sequence[int]]) -> None:
         self._policy, self._widest, self._buckets = policy, widest, buckets
         self._finished: deque[StepRecord] = deque()
         self._timed: deque[StepRecord] = deque()
-        self._news: Tensor | None = None  # gathered columns that the policy has not received yet
+        self._news: Tensor | None = None  # not yet received by the policy
         self.load = Load.of(None, ())
 
     def finished(self, record: StepRecord, timed: Sequence[StepRecord]) -> None:
@@ -71,7 +68,7 @@ class Rounds:
 
     def row(self, batch: ScheduleBatch | None) -> Tensor:
         """Return this rank's columns, int64 [columns] on the host, before it runs ``batch``."""
-        self._learn()  # before the comparison of fingerprints, which thus precedes every choice of a width
+        self._learn()  # the comparison of fingerprints thus precedes every choice of a width
         row = [0] * (COUNTS + BUCKETS * self._widest)
         row[FINGERPRINT] = self._policy.fingerprint()
         if batch is not None and batch.forward_mode.is_decode():
@@ -135,7 +132,7 @@ def note_batch(local_batch: Any, *_: Any, **__: Any) -> None:
 
 
 def gather(original: Callable[..., None], info: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook around ``MLPSyncBatchInfo.all_gather``: append our columns to this rank's row, and receive all rows."""
+    """Hook around ``MLPSyncBatchInfo.all_gather``: append our columns, and receive all rows."""
     if _rounds is None:
         return original(info, *args, **kwargs)
     columns = _rounds.row(_batch)

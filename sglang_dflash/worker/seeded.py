@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """Seeds of the running requests, a row per request slot.
-
-    Ranks that serve the same requests draw equal random seeds, from the server's ``random_seed`` and their group's
-    number.
-    """
+    """Seeds of the running requests, a row per request slot; equal on ranks that serve the same requests."""
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
         self._slots = torch.zeros(len(pool.req_to_token), dtype=torch.int64, device=pool.device)
@@ -54,7 +50,7 @@ def _draws(info: Any) -> bool:
 
 
 class SeededSampler(Sampler):
-    _positions: Tensor | None = None  # of the rows to draw
+    _positions: Tensor | None = None
     _drawn: Tensor
 
     def forward(
@@ -78,7 +74,7 @@ class SeededSampler(Sampler):
         return self._drawn
 
     def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
-        """Draw as soon as the logits are adjusted: SGLang then overwrites them with probabilities."""
+        """SGLang overwrites the logits with probabilities after this."""
         logits = super()._preprocess_logits(logits, sampling_info)
         if self._positions is not None:
             positions, self._positions, info = self._positions, None, sampling_info

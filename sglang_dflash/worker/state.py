@@ -45,7 +45,7 @@ class RequestRows:
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:
-    """Return the indices of the requests that a prefill starts, without the decoding requests of a mixed batch."""
+    """Return the indices of the requests that a prefill starts, without decoding ones of a mixed batch."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}
     return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
 
@@ -55,7 +55,7 @@ class DraftState(SpecInput):
 
     With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch through
     filter and merge. The scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and
-    ``batch.seq_lens`` before each step.
+    ``batch.seq_lens``.
 
     Args:
         in_flight: width of the step that returned this state; with overlap, ``committed_cpu`` lacks its tokens.
@@ -67,7 +67,7 @@ class DraftState(SpecInput):
         room: positions of the next block that have slots in every request that may need them; None means all.
     """
 
-    # relayed for other algorithms; unused by DFLASH
+    # unused by DFLASH
     topk_p = topk_index = hidden_states = None
     num_tokens_per_req = num_tokens_for_logprob_per_req = 1
 
@@ -86,7 +86,7 @@ class DraftState(SpecInput):
         """Reserve KV slots for the next step; runs on the scheduler's stream.
 
         Reserve a full block after the committed length; with overlap the host's length is one step old. If slots are
-        missing, reserve two full blocks, so that plain steps allocate rarely.
+        missing, reserve two, so that plain steps allocate rarely.
         """
         if batch.batch_size() == 0:
             return
@@ -100,8 +100,8 @@ class DraftState(SpecInput):
             )
             if not missing or reserve == blocks:
                 break
-        # Near the context limit the two reserved blocks can exceed the slot table: clamp. Every token that can still be
-        # committed fits.
+        # Near the context limit two blocks can exceed the slot table: clamp. Every token that can still be committed
+        # fits.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         if missing:
             reserved = [min(length, columns) for length in reserved]
@@ -134,7 +134,7 @@ class DraftState(SpecInput):
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def _reserve_less(self, batch: ScheduleBatch, blocks: int, page_size: int) -> tuple[list[int], list[int]]:
-        """Reserve what a short pool can give: nothing past the requests' ends, then fewer positions of the block."""
+        """Reserve nothing past the requests' ends, then fewer positions of the block."""
         late = self.late(batch)
         for ahead in (blocks, *range(blocks // 2 + late, late, -1)):
             current, reserved = lens_to_the_end(batch.reqs, ahead, page_size)

@@ -80,13 +80,13 @@ class Step:
         batch: the scheduler's; ``seq_lens`` holds the committed lengths before the step.
         width: positions ``w`` of the block, anchor included.
         grammar_barrier: commits the previous step's tokens to the grammars; None without overlap.
-        positions: int64 [bs * w], absolute positions of the block.
+        positions: int64 [bs * w], absolute.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
-        margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
-        grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
-        state_slots: [bs], slots of a hybrid target's recurrent states, or None. Read before the verify, because the
-            scheduler may end a request before the commit and reuse its row.
+        margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margins.
+        grammar_tree: from *accept*, before verify: the drafts on the host.
+        state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
+            reuse its row.
         interval: from *commit*, before verify: tokens between track boundaries if a request may cross one, else 0.
         verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: from *accept*: the tokens that the step commits.
@@ -176,7 +176,7 @@ class Layout:
         slots = block.slots
         if state.limits is not None:
             slots = torch.where(block.positions < state.limits.repeat_interleave(width), slots, 0)
-        batch.out_cache_loc = slots  # the scheduler passes them to a unified memory pool
+        batch.out_cache_loc = slots  # for a unified memory pool
         # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
         exact = batch.seq_lens_cpu is not None
         host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
@@ -246,7 +246,7 @@ class ForwardBatches:
                 kv_loc_plan=kv.plan,
             )
         if batch.global_num_tokens is not None and not runner.is_draft_worker:
-            # under DP attention: all ranks' numbers of tokens; the drafter runs on the ranks that share this batch
+            # all ranks' numbers of tokens; the drafter runs on the ranks that share this batch
             forward_batch.init_mlp_sync_metadata(batch, runner.device)
         if runner.model_config.model_is_mrope:
             fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
@@ -261,7 +261,7 @@ class ForwardBatches:
         """Return the batch of an idle rank in a step of blocks of ``width``."""
         none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
         batch = copy.copy(batch)
-        # The width scales all ranks' numbers of requests to numbers of tokens; plain decoding has no input.
+        # the width scales all ranks' numbers of requests to numbers of tokens
         batch.spec_info = None
         if width > 1:
             batch.spec_info = DFlashVerifyInput(
@@ -292,8 +292,8 @@ class ForwardBatches:
 def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
-    An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
-    2024, Qwen2-VL, section 2.1). SGLang's function for a block synchronises at every step.
+    An image takes as many positions as its longer side has tokens (Wang et al., 2024, Qwen2-VL, section 2.1). SGLang's
+    function for a block synchronises at every step.
     """
     if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)

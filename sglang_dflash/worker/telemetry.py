@@ -1,4 +1,4 @@
-"""Telemetry of the worker: counters for ``/server_info`` and series for SGLang's ``/metrics``. It drives nothing."""
+"""Telemetry of the worker: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY = 32  # steps between reads of the count of non-finite drafts, and between
 
 
 class StepMetrics:
-    """The series of one scheduler process. SGLang's ``/metrics`` merges all processes."""
+    """The series of one scheduler process."""
 
     def __init__(self, max_width: int) -> None:
         # at import the client reads the variable that SGLang sets for shared series
@@ -89,17 +89,16 @@ class Observer:
     """Counts finished steps.
 
     Args:
-        max_width: positions of the widest block.
         not_finite: int64 [] on the device, the drafter's count of non-finite positions. The target rejects such drafts,
             so no other figure shows a broken drafter.
-        payoff: judges whether drafting pays; None on a rank that does not log.
+        payoff: None on a rank that does not log.
     """
 
     def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
         self._on_device, self._payoff, self._launched = not_finite, payoff, 0
         self._widths = Counter[int]()  # steps by block width
-        self._accept_lens = Counter[int]()  # verified blocks by accept length
-        self._match_lens = Counter[int]()  # copied blocks by the length of their match
+        self._accept_lens = Counter[int]()  # blocks by accept length
+        self._match_lens = Counter[int]()  # copied blocks by match length
         self._copied_tokens = self._not_finite = 0
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
         exports = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0  # one rank per replica
@@ -168,7 +167,7 @@ def _for_json(counts: Counter[int]) -> dict[str, int]:
 
 
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None) -> dict[str, object]:
-    """Return the constant part of a worker's ``/server_info``: version, models and plan."""
+    """Return the constant part of a worker's ``/server_info``."""
     return {
         "version": __version__,
         "target": target.model_config.model_path,
@@ -193,7 +192,6 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[st
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:
-    # of all states, and of what steps keep next to them
     pool = getattr(request_pool, "mamba_pool", None)
     if pool is None:
         return 0, 0

@@ -1,8 +1,8 @@
 """Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
 
-Position ``p`` goes to slot ``p mod size`` of the request's ring and overwrites a token that has left the window. The
-drafter reads the ring through a slot table, rewritten each step, whose first column is the oldest visible token.
-Lengths count from there; RoPE is already applied, at absolute positions.
+Position ``p`` goes to slot ``p mod size`` of the request's ring. The drafter reads the ring through a slot table,
+rewritten each step, whose first column is the oldest visible token. Lengths count from there; RoPE is already applied,
+at absolute positions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class RowAllocator:
     """Placeholder for SGLang's slot allocator: a ring is allocated with its request's row."""
 
-    post_capture_active = False  # the rings have a fixed size
+    post_capture_active = False
 
     def get_kvcache(self) -> RowAllocator:
         return self
@@ -47,16 +47,15 @@ class RowAllocator:
 class DraftRings(RequestRows):
     """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
 
-    A ring holds the tokens injected since the request got its row. Prefix tokens that another request computed are
-    older and never read; :func:`cap_prefix` bounds them. With ``by_row``, row ``r``'s ring begins at slot ``r * size``,
-    as SGLang's transfer of request rows expects.
+    A ring holds the tokens injected since the request got its row. With ``by_row``, row ``r``'s ring begins at slot ``r
+    * size``, as SGLang's transfer of request rows expects.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
         self.window = window
         self.size = window.ring_slots(context)
-        # Row 0 is SGLang's padding row. It has no ring; its table points to the padding slot in the pool's first page.
+        # SGLang's padding row 0 has no ring; its table points to the padding slot in the pool's first page
         self._first = self.size if by_row else window.page
         self.slots = self._first - window.page + (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(
@@ -93,7 +92,7 @@ class DraftRings(RequestRows):
         def per_token(per_request: Tensor) -> Tensor:
             return per_request.repeat_interleave(count, output_size=total)
 
-        # index in the batch and position of the last ``count`` tokens of each request
+        # of the last ``count`` tokens of each request
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
         return tokens, positions, self._slots(per_token(row_ids), positions)
@@ -148,7 +147,7 @@ class DraftRings(RequestRows):
 def allocate_rings(
     plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
 ) -> DraftRings:
-    """Allocate the drafter's pool under a draft window, from the target's configuration and request pool."""
+    """Allocate the drafter's pool under a draft window."""
     assert plan.window is not None
     rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
     sizes = {"max_total_num_tokens": rings.slots, "full_max_total_num_tokens": None, "swa_max_total_num_tokens": None}
@@ -165,8 +164,8 @@ def charge_rings(
 ) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
 
-    A token then costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool after graph capture
-    (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), when the rings are already allocated.
+    With ``cap_tokens`` SGLang resizes the pool after graph capture (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``), when the
+    rings are already allocated.
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
@@ -181,7 +180,7 @@ def charge_rings(
 
 
 def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
-    """Return the bytes of the drafter's K/V that grow with requests, not with tokens: 0 without a draft window."""
+    """Return the bytes of the drafter's K/V that grow with requests: 0 without a draft window."""
     if plan.window is None:
         return 0
     slots = plan.window.ring_slots(configurator.model_config.context_len)
@@ -193,7 +192,7 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the end of the prompt.
 
-    The prefix cache keeps the target's K/V only. The prefill recomputes at most the last window.
+    The prefix cache keeps the target's K/V only.
     """
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
@@ -203,10 +202,9 @@ _transferred: tuple[DraftRings, Any] | None = None
 
 
 def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V; do nothing on others.
+    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V.
 
-    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring is transferred
-    whole with its request's row.
+    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too.
     """
     global _transferred
     if role == "decode":
@@ -216,7 +214,7 @@ def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | N
 
 
 def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Hook after ``setup_state_kv_args``: add the rings, if any, to the description of the memory to transfer."""
+    """Hook after ``setup_state_kv_args``: add the rings, if any, to the memory to transfer."""
     if _transferred is None:
         return
     rings, pool = _transferred

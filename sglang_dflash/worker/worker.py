@@ -62,8 +62,7 @@ class DFlashWorker(BaseSpecWorker):
     """Drafts a block with a drafter or by copies, verifies it with the target and commits the accepted tokens.
 
     A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
-    instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps; the
-    worker owns the drafter. Between draft and publish nothing synchronises.
+    instance per tensor-parallel rank. Between draft and publish nothing synchronises.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -243,7 +242,7 @@ class DFlashWorker(BaseSpecWorker):
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths = self.width_policy.widths
-        if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
+        if plan.widths is not None and plan.role != "prefill":
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
@@ -284,7 +283,7 @@ class DFlashWorker(BaseSpecWorker):
 
         Args:
             on_publish: called with the new committed lengths as soon as they are computed (overlap scheduling); the
-                scheduler prepares the next step while the rest of this one runs.
+                scheduler then prepares the next step.
             grammar_barrier: commits the last step's tokens to the grammars.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
@@ -296,7 +295,7 @@ class DFlashWorker(BaseSpecWorker):
             return self._decode(batch, publish, grammar_barrier)
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
-        """Take part in the target's forward without a request, while other ranks prefill or decode (DP attention)."""
+        """Take part in the target's forward while other ranks prefill or decode (DP attention)."""
         self._timer.interrupted()
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
@@ -349,7 +348,7 @@ class DFlashWorker(BaseSpecWorker):
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started(record)
-        # grammars and custom logit processors run on the host, which waits for the drafts
+        # they run on the host, which waits for the drafts
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with nullcontext() if on_host else self._no_sync():
             step = self._run(batch, record, publish, grammar_barrier)

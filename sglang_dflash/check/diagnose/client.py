@@ -32,11 +32,11 @@ class Client:
         return await self._request("GET", "/server_info")
 
     async def tokenize(self, **prompt: Any) -> list[int]:
-        """Return the token ids of ``messages``, rendered by the server's chat template, or of a raw ``prompt``."""
+        """Return the token ids of ``messages`` in the server's chat template, or of a raw ``prompt``."""
         return list((await self._request("POST", "/v1/tokenize", json=prompt))["tokens"])
 
     async def generate(self, input_ids: list[int], max_tokens: int, temperature: float) -> dict[str, Any]:
-        """Return SGLang's ``meta_info`` of one answer."""
+        """Return SGLang's ``meta_info``."""
         sampling = {"max_new_tokens": max_tokens, "temperature": temperature}
         sampling |= {"sampling_seed": 0} if temperature else {}
         body = {"input_ids": input_ids, "sampling_params": sampling}

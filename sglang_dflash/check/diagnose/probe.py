@@ -20,10 +20,10 @@ from sglang_dflash.errors import DFlashError
 
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
-_FEW, _USERS = 4, 8  # questions of a variation; concurrent users of the last probe
+_FEW, _USERS = 4, 8  # questions of a variation; users of the last probe
 TRIAL, SHORT = 16, 64  # tokens of the first timed answer; answer length below which half of the prompts are sent
 _CHARACTERS_PER_TOKEN = 4
-_ROOM = 256  # tokens of a prompt outside its notes
+_ROOM = 256
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 
 
@@ -32,24 +32,23 @@ class Server:
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
-        states: list[Mapping[str, Any]] = info["internal_states"]  # one per replica, or per group of DP attention
+        states: list[Mapping[str, Any]] = info["internal_states"]  # per replica, or per group of DP attention
         state, worker = states[0], _pooled([each.get(WORKER_KEY) or {} for each in states])
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
         self.drafts = info["speculative_draft_model_path"] is not None
-        # the largest drafted block if the width is adaptive
+        # the largest if the width is adaptive
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
         self.longest_notes: int = info["max_req_input_len"] - _ROOM
-        # per replica: requested ("asked"), possible at once ("running"), and what limits them
+        # per replica
         self.requests: dict[str, Any] = dict(worker.get("requests", {}))
         if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
             self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
         self.known: dict[str, str | None] = dict(drafting.get("known", {}))
         if other := other_target(self.drafter, self.target):
             self.known[OTHER_TARGET] = f"its target is {other}"
-        # from the survival curve of an adaptive width
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)
         # None if too few blocks were verified, or if widths differ
@@ -72,7 +71,7 @@ class Server:
 
 
 def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Merge replicas: counts are added; drafting pays if it pays on every one."""
+    """Merge replicas: drafting pays if it pays on every one."""
     if len(workers) == 1 or not all(workers):
         return workers[0]
     steps, blocks = Counter[str](), Counter[str]()
@@ -110,17 +109,17 @@ def _require_dflash(info: Mapping[str, Any]) -> None:
 
 @dataclass
 class Probe:
-    """A probe and its answers, complete up to an interruption."""
+    """A probe and its answers."""
 
     name: str
-    cause: str = ""  # that this probe plants; none for the baseline
+    cause: str = ""  # that this probe plants
     template: bool = True
-    thinking: bool | None = None  # the template's switch; None for its default
+    thinking: bool | None = None  # None for the template's default
     temperature: float = 0.0
     notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    # answers with a verify step (task, meta_info); tokens of all answers; seconds from first prompt to last answer
+    # answers with a verify step (task, meta_info); tokens of all; seconds
     answers: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list, init=False)
     tokens: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
@@ -141,9 +140,9 @@ class Probe:
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
-    """Return the probes that the server can answer: the baseline first, several users last.
+    """Return the possible probes: the baseline first, several users last.
 
-    ``thinking`` is the setting of the drafter's reference; None for the template's default.
+    ``thinking`` is the setting of the drafter's reference.
     """
     raw = Probe("raw prompts", NO_TEMPLATE, template=False)
     first, others = replace(raw, cause="", prompts=len(QUESTIONS)), []
@@ -167,7 +166,7 @@ def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) 
     """Halve the prompts for a slow server; return tokens per answer and the expected seconds.
 
     Args:
-        trial: has run, and shows the server's speed.
+        trial: shows the server's speed.
         seconds: limit for all probes.
     """
     speed = max(1, trial.tokens) / trial.seconds
@@ -201,7 +200,7 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    # whether the server has a chat template, and the default of its thinking switch
+    # whether there is a chat template, and the default of its thinking switch
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

@@ -22,15 +22,15 @@ from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
 SENTENCES = 3
-FULL = 0.9  # of the block size, from which a probe's accept length counts as a full block's
-# public benchmarks whose prompts resemble the probes' tasks
+FULL = 0.9  # of the block size, from which a block counts as full
+# public benchmarks that resemble the tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Reference(NamedTuple):
     source: str
-    thinking: bool | None  # None if not stated
+    thinking: bool | None
     lengths: Mapping[str, float]  # by task of the probes
 
 
@@ -54,20 +54,19 @@ class Report:
     """The measurements of a server and its diagnosis.
 
     Attributes:
-        probes: those that ran, the baseline first.
-        partial: whether the diagnosis was interrupted.
+        probes: the baseline first.
+        partial: whether it was interrupted.
         measured: tokens per step of the baseline; of a full block if the width is adaptive.
-        stated: the reference's accept length on the same tasks; None for an unknown drafter.
+        stated: the reference's accept length on the same tasks.
         guesses: whether the drafter seems not to match its target.
         survival: share of steps that committed draft j, for j = 1 ... block - 1.
-        verdict: at most three sentences; none for a healthy server.
     """
 
     def __init__(self, server: Server, probes: Sequence[Probe], card: Reference | None, partial: bool = False) -> None:
         self.server, self.probes, self.reference, self.partial = server, probes, card, partial
         first, lengths = probes[0], card.lengths if card else {}
         self.measured = first.accept_length(*lengths) or 0.0
-        # The server's survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only.
+        # the survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only
         if (first.width(server.block) or 0) < FULL * server.block:
             self.measured = max(self.measured, server.full_block or 0.0)
         self.stated = fmean(lengths.values()) if lengths else None
@@ -128,7 +127,7 @@ def _sentences(r: Report) -> Iterator[str]:
 
 
 def _recent_requests(r: Report) -> Iterator[str]:
-    # Blame the variation whose accept length is nearest to that of recent requests, if both are low.
+    # blame the variation whose accept length is nearest to that of recent requests, if both are low
     length = r.server.recent_accept_length
     low = [(n, p) for p in r.probes if p.cause and (n := p.accept_length()) and n <= causes.LOW * r.measured]
     if length is None or not low:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense
 
-# heads of 128 values: eight values per thread of one warp; more heads per program spill registers
+# heads of 128 values: eight values per thread of one warp; more would spill registers
 _HEADS = 2
 _CHANNELS = 1024  # eight per thread
 
@@ -133,7 +133,7 @@ def walk_candidates_kernel(
         scores += tl.sum(after * key[None, :], axis=1)
         best = tl.argmax(scores, axis=0)
         second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
-        # only the chosen token's successors are scored: K * R elements are read per position
+        # only the chosen token's successors are scored: K * R elements per position
         last = tl.sum(tl.where(choice == best, ids, 0), axis=0)
         tl.store(tokens + row, last)
         tl.store(leads + row, tl.max(scores, axis=0) - second)

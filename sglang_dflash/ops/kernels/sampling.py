@@ -79,9 +79,9 @@ def repeat_rows(*vectors, width):
 
 
 _LANES = 512  # tokens per tile: with 1,024 a thread of the race takes over 128 registers
-_STRETCHES = 16  # tiles per program: a vocabulary of 248,320 takes 31 programs per row
+_STRETCHES = 16  # tiles per program
 _SCRATCH = 1 << 25  # weights filtered at once
-_ONE = tl.constexpr(0x3F800000)  # bits of 1.0; the bits of positive numbers have the order of the numbers
+_ONE = tl.constexpr(0x3F800000)  # bits of 1.0; positive numbers have the order of their bits
 
 
 @triton.jit
@@ -208,7 +208,7 @@ def race_kernel(
         tile = part * STRETCHES + stretch
         token = tile * LANES + tl.arange(0, LANES)
         peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
-        if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles of a vocabulary empty
+        if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles empty
             score = tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES)
             weight = tl.exp(score - most)
             bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))

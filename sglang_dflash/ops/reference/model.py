@@ -12,12 +12,11 @@ from torch import Tensor
 def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
-    """RMS-normalise and rotate attention heads, in float32.
+    """RMS-normalise and rotate attention heads, in float32; last dimensions are dense.
 
     Args:
-        heads: [L, T, heads, head_dim]; the last dimension is dense.
-        norm_weight: [L, heads, head_dim]; the last dimension is dense.
-        eps: added to the mean square.
+        heads: [L, T, heads, head_dim].
+        norm_weight: [L, heads, head_dim].
         positions: int64 [T], absolute.
         cos_sin: [max_position, rotary_dim], cosines, then sines.
         neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
@@ -48,7 +47,6 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
         hidden: [bs * w, H].
         base: [taps, H], the same at every position.
         corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
-        width: ``w``.
 
     Returns:
         [bs * w, H], dense, in the dtype of ``hidden``; computed in float32.
@@ -80,7 +78,7 @@ def walk_candidates(
 
     Args:
         candidates: int64 [bs, n, K], distinct tokens at each position.
-        unary: float32 [bs, n, K], their scores without the previous token.
+        unary: float32 [bs, n, K].
         gates: [bs, n, R].
         anchors: int64 [bs], the token before the first position.
         predecessors, successors: [V, R].

@@ -18,7 +18,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     Args:
         logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
         draft_tokens: int64 [bs, w]; column 0 is the anchor.
-        counts: int32 [R, V], generated tokens of each request, anchor included.
+        counts: int32 [R, V], generated tokens, anchor included.
         rows: int [bs], rows of ``counts`` and ``coefficients``.
         coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
     """
@@ -29,7 +29,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         scale = torch.where(n > 0, repetition, 1.0)
         return torch.where(values < 0, values * scale, values / scale)
 
-    # within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request
+    # only the entries of drafted tokens differ from the committed counts: O(w^2) per request
     bs, width = draft_tokens.shape
     committed = counts[rows.long()][:, None, :]
     drafts = draft_tokens[:, None, 1:]
@@ -50,7 +50,7 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
         probs: float32 [n, V], softmax of the adjusted logits.
         top_ks: int [n], entries kept by rank.
         top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
-            From 1 on there is no limit: rounding must not cut the tail when other requests filter.
+            From 1 on there is no limit: rounding must not cut the tail.
         min_ps: float [n], floor relative to the largest entry.
     """
     ranked, order = probs.sort(dim=-1, descending=True)
@@ -62,7 +62,7 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
 
 
 def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
-    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; None stays, but for the first."""
+    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; all but the first may be None."""
     return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
 
 
@@ -75,10 +75,9 @@ def seeded_tokens(
 ) -> Tensor:
     """Draw each row's token from its logits, which do not change.
 
-    A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
-    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of
-    equal weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides, as in SGLang's ``pytorch``
-    backend.
+    A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1. In
+    the kernel a token at the edge of top-p may fall on either side, and tokens of equal weight at an edge are all kept,
+    as in FlashInfer.
 
     Args:
         logits: float [n, V].
@@ -105,11 +104,8 @@ def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     the race runs in float64.
 
     Args:
-        weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
+        weights: float32 [n, V], non-negative, at least one positive per row.
         seeds, positions: as in :func:`seeded_tokens`.
-
-    Returns:
-        int64 [n].
     """
     tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
@@ -120,8 +116,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
 
     Args:
-        seeds: int64 [n].
-        positions: int [n] and tokens: int [m], lower 32 bits used.
+        seeds: int64 [n]; positions: int [n]; tokens: int [m]. Positions and tokens are cut to 32 bits.
 
     Returns:
         int64 [n, m] of unsigned 32-bit values.

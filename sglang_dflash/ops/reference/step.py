@@ -31,7 +31,7 @@ class Accepted(NamedTuple):
     Attributes:
         out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
         counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 counts
-            the new tokens up to its last multiple that the committed length reaches or passes, or is 0.
+            the new tokens up to its last multiple that the committed length reaches, or is 0.
         ends: int32, ``counts`` minus 1.
         bonus: int64 [bs], the last new token: the next block's anchor.
         new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
@@ -45,7 +45,6 @@ class Accepted(NamedTuple):
 
     @property
     def accept_lens(self) -> Tensor:
-        """int32 [bs], the first row of ``counts``."""
         return self.counts[0]
 
 
@@ -61,16 +60,14 @@ def prepare_block(
 ) -> Block:
     """Lay out the next block of every request.
 
-    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request at the context limit
-    still has a full block.
+    Positions past the table get slot 0, SGLang's write-only padding slot: a request at the context limit still has a
+    full block.
 
     Args:
         bonus: int64 [bs], anchors.
         seq_lens: int [bs], committed lengths: the anchors' positions.
         req_pool_indices: int [bs], rows of ``req_to_token``.
         req_to_token: int32 [rows, columns], KV slot of each (request, position).
-        width: ``w``.
-        mask_token_id: token that marks a position to be drafted.
         state_table: [rows], slot of each request's recurrent state.
     """
     offsets = torch.arange(width, device=bonus.device)
@@ -118,11 +115,10 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     c with temperature, filters and penalties applied. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose
     noise is independent of c and d. Position j is used only if d_1..d_j were accepted, that is, if they are the tokens
     emitted. Hence each emitted token is a draw from p given exactly the tokens emitted before it: plain decoding's
-    distribution. A draft x is kept with probability p(x), the maximum of any rule for a drafter that proposes one fixed
-    token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws after the first
-    difference influence nothing, so noise that is a function of (seed, position) may be reused at the same position in
-    the next step without bias. The same noise thus gives the same text for every block width, drafter and batch, and in
-    plain decoding.
+    distribution. A draft x is kept with probability p(x), the maximum for a drafter that proposes one fixed token
+    (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws after the first difference
+    influence nothing, so noise that is a function of (seed, position) may be reused at the same position without bias.
+    It gives the same text for every block width, drafter and batch, and in plain decoding.
 
     Args:
         draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.
@@ -158,7 +154,7 @@ def stage_block(
     Args:
         hidden: [bs * w, K * H], the target's hidden states.
         positions, slots: int64 [bs * w].
-        accept_lens: int [bs], accepted positions of each block, anchor included.
+        accept_lens: int [bs], accepted positions, anchor included.
         staged_hidden, staged_positions, staged_slots: [N, K * H] and int64 [N]; the first bs * w rows are written.
     """
     tokens = len(positions)
@@ -186,17 +182,16 @@ def match_copies(
     overwrite earlier ones.
 
     Args:
-        history: int32 [R, C], the token at each position of a request; negative where no token can be copied. Later
-            columns are stale and never read, nor is the last one, which receives positions past the table.
+        history: int32 [R, C], the token at each position; negative where none can be copied. Later columns are stale;
+            the last one receives positions past the table and is never read.
         found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
             length of the match, 0 for none, and the position of its last token. Column 1, from :func:`offer_copies`,
             receives bit 62 if the token that was not offered is that of ``tokens`` at its place.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
         tokens: int64 [bs, w], the tokens after it, accepted or not.
-        last: int [bs], position of the newest accepted token.
+        last: int [bs], position of the newest accepted token; at most ``bound``.
         longest: length up to which matches count, at most 31.
-        bound: upper bound of ``last``, on the host.
     """
     rows, last = rows.long(), last.long()[:, None]
     places, other = (found[rows, 1] & 0x1FFF)[:, None], (found[rows, 1] >> 19 & 0x7FFFFFFF)[:, None]
@@ -243,8 +238,7 @@ def offer_copies(
         history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
             ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
             whether the copy is offered, the cell, and the token that is not offered.
-        rows: int [bs], distinct rows of both.
-        last: int [bs], position of the anchor.
+        rows, last: as in :func:`match_copies`.
         choices: bool [32], whether the copy is taken.
         least: shortest match that is copied, from 4 on.
     """
@@ -288,7 +282,7 @@ def view_rings(
         rows: int64 [bs], distinct, from 1; bs > 0.
         seq_lens: int [bs], committed lengths.
         positions: int64 [bs * w], of the blocks.
-        window: tokens before the block that it sees; ``page``: their first position is rounded down to a multiple.
+        window: tokens before the block that it sees; their first position is rounded down to a multiple of ``page``.
 
     Returns:
         lengths, int64 [bs], committed tokens from the oldest visible one on; slots, int64 [bs * w].

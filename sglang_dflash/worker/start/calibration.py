@@ -57,16 +57,15 @@ def batch_sizes(most: int) -> list[int]:
 def step_times(
     target: ModelRunner, widths: tuple[int, ...], step: Callable[[int, int], None]
 ) -> dict[tuple[int, int], float]:
-    """Return milliseconds of a step by batch size and width.
+    """Return milliseconds of a step by batch size and width: the fastest of several, after a warm-up.
 
-    Each cell runs twice, the first time as a warm-up, then once per round: the fastest counts. All widths of one
-    request, and the narrowest and widest of a few, are always measured. Once ``SHARE`` of the start is used, the rest
-    is :func:`extrapolated`. Steps are collective, so rank 0 decides for all ranks.
+    All widths of one request, and the narrowest and widest of a few, are always measured. Once ``SHARE`` of the start
+    is used, the rest is :func:`extrapolated`. Steps are collective, so rank 0 decides.
     """
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
     cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
-    # on a CPU run each number of rows once, so that no request waits for oneDNN to compile
+    # so that no request waits for oneDNN to compile
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
@@ -83,10 +82,7 @@ def step_times(
 
 
 def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do.
-
-    They take at least as long as their width with one request.
-    """
+    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do."""
     widest, largest = max(width for _, width in cells), max(taken, key=prod)
     slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)
     line = {cell: taken[1, widest] + slope * (prod(cell) - widest) for cell in cells}

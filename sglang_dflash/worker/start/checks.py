@@ -87,7 +87,7 @@ class Pool(NamedTuple):
         return Records(*(part[index] for part in self.records.parts))
 
 
-# A padding request, and one at row 0 and slot 0 with a snapshot in slot 1; on the host, rows and slots are one higher.
+# a padding request, and one at row 0 and slot 0 with a snapshot in slot 1; on the host one higher
 SLOTS, HOST_SLOTS = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([-1, 1])
 ROWS, HOST_ROWS = torch.tensor([0, 0]), torch.tensor([0, 1])
 TRACK_SLOTS, HOST_TRACK_SLOTS = torch.tensor([-1, 1]), torch.tensor([0, 2])
@@ -133,8 +133,7 @@ def _faults_of_commit(pool: Pool, snapshot: str, count: int, track_count: int | 
 
 
 def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    # Projection of q, k and v, and the gates a, b, A_log and dt_bias, of one layer on the host. Sigmoids of ``b`` are
-    # far from the rounding boundaries of 16 bits, so both sides round alike.
+    # Sigmoids of ``b`` are far from the rounding boundaries of 16 bits, so both sides round alike.
     _, _, HV, V, K = pool.states.shape
     tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
     projected = torch.randn(tokens, size, generator=generator).to(dtype)

@@ -1,7 +1,6 @@
 """CUDA graphs, attention backends and the layout of kept states for every width of a step.
 
-SGLang builds them for the server's width only and reads them from its runners' attributes; each step swaps in those of
-its width.
+SGLang builds them for the server's width only and reads them from its runners' attributes; each step swaps in its own.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 
 
 def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
-    """Return the batch sizes to capture for narrower widths; other batches are padded to the next larger size.
+    """Return the batch sizes to capture for narrower widths; other batches are padded.
 
     Of the server's ascending sizes: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and the largest.
     """
@@ -68,7 +67,7 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """Resources of every width, and device memory and capture time of the additional graphs by SGLang's phase."""
+    """Resources of every width; memory and capture time of the additional graphs by SGLang's phase."""
 
     def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
         self.target, self.drafter, self.layout = target, drafter, layout
@@ -129,7 +128,7 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            # width 1 needs no drafter, and wider blocks use its own graphs
+            # wider blocks use its own graphs
             if self.drafter is not None and 1 < width < self.drafted:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
@@ -151,7 +150,7 @@ class WidthGraphs:
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
-        # graphs of a narrower width take no more memory than those of the full width; rank 0 decides
+        # graphs of a narrower width take no more memory; rank 0 decides
         phases = "target_verify", "draft_decode"
         used = zip(self._runners, phases, strict=False)
         needed = sum(runner.graph_memory_usage.get(phase, 0.0) for runner, phase in used)
@@ -175,11 +174,11 @@ def drafters_ranks(layout: Any) -> Iterator[None]:
 
 
 def packed(cache: Any, width: int) -> Any:
-    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, at most its block, in the same memory.
+    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
 
-    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``; SGLang's
-    Triton kernel and the commit use the tensor's strides. Both work on a tensor of this width: ``intermediate_ssm``
-    ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V, K]``.
+    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``.
+    ``intermediate_ssm`` ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V,
+    K]``.
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]
@@ -225,7 +224,7 @@ def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunne
     if target.lora_manager is not None:
         return "LoRA's batch layout has one width"
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    # plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py)
+    # every commit folds GDN's records into the state (states/replay.py)
     if pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False)):
         return "ReplaySSM keeps a history in a ring of blocks"
     linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)

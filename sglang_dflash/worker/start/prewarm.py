@@ -1,8 +1,7 @@
 """Run once at start-up what would otherwise first run under load: kernels outside CUDA graphs, and peak sampling.
 
 A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
-that is 1 or a multiple of 16, a constexpr. Graph capture runs draft and verify; SGLang's warm-up request runs most of
-its own kernels.
+that is 1 or a multiple of 16, a constexpr.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONTEXT = 64  # tokens of a dummy request
+CONTEXT = 64  # tokens
 # numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
 CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
@@ -62,8 +61,8 @@ CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
-    They use rows 1 to ``bs`` of the request pool. Before the first request these rows point to slot 0, so K/V and
-    recurrent states go to the padding slots.
+    Before the first request, rows 1 to ``bs`` of the request pool point to slot 0, so K/V and recurrent states go to
+    the padding slots.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
@@ -98,7 +97,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
 
 
 def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> SamplingBatchInfo:
-    """Return greedy sampling of ``rows`` rows, or sampling with every filter (top-k, top-p and min-p)."""
+    """Return greedy sampling of ``rows`` rows, or sampling with every filter."""
     device, vocab = target.device, target.model_config.vocab_size
     return SamplingBatchInfo(
         temperatures=torch.ones(rows, 1, device=device),
@@ -118,8 +117,7 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 class FirstCalls:
     """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not cover.
 
-    Args:
-        step: runs a dummy step: requests, width, and context tokens of each.
+    ``step`` runs a dummy step: requests, width, and context tokens of each.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class FirstCalls:
     @timed("first calls")
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
-        """Run all calls at ``widths``, each inside ``at_width(width)``; do nothing where operations run as torch."""
+        """Run all calls at ``widths``, each inside ``at_width(width)``."""
         if not runs_kernels(self._table):
             return
         if isinstance(self._inject, Inject):
@@ -143,7 +141,7 @@ class FirstCalls:
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
-            # without and with a snapshot of the recurrent states in the next step
+            # without and with a snapshot in the next step
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
@@ -158,7 +156,7 @@ class FirstCalls:
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
             inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := inject.staged) is not None:  # may be shorter than a block
+        if (staged := inject.staged) is not None:
             stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
@@ -177,7 +175,7 @@ class FirstCalls:
             for ends, taken in itertools.product((lens[:bs], lens[1:]), (slots[:1], slots[1:])):
                 assign_req_to_token_pool_func(rows, self._table, lens[:bs], ends, taken, bs)
 
-    def _state_slots(self) -> None:  # SGLang's lookup for a batch padded to a captured size, before each replay
+    def _state_slots(self) -> None:  # SGLang's lookup for a batch padded to a captured size
         linear: Any = getattr(self._target.attn_backend, "linear_attn_backend", None)
         captured = () if linear is None else getattr(self._target.decode_cuda_graph_runner, "capture_bs", ())
         for bs in range(1, max(captured, default=0) + 1):
@@ -191,7 +189,7 @@ class FirstCalls:
 def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResult:
     """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
 
-    If the step runs out of memory, warn, as SGLang's own worker does: fewer requests, or greedy requests, still fit.
+    If it runs out of memory, warn, as SGLang's own worker does: greedy requests still fit.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.
@@ -235,7 +233,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
 
 
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
-    """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
+    """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with every filter."""
     vocab, device = target.model_config.vocab_size, target.device
     info: Any = dummy_sampling(target, rows, filtered=True)
     info.seeds = positions = torch.arange(rows, device=device)
