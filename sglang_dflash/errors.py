@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Level = Literal["ok", "note", "warn", "error"]
-LONGEST = 4000  # characters; a part may quote a whole file
+MAX_CHARACTERS = 4000  # characters; a part may quote a whole file
 
 
 class DFlashError(ValueError):
@@ -34,8 +34,8 @@ class DFlashError(ValueError):
 
 def printable(text: str) -> str:
     """Cut long text, and escape control characters, which could forge log lines, and surrogates."""
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}..."
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[:MAX_CHARACTERS]}..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

@@ -17,7 +17,7 @@ from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Setting
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
-_MOST_TRIES = 64
+_MAX_TRIES = 64
 Change = tuple[str, dict[str, Any]]  # a flag with its value, and the changed settings
 
 
@@ -74,7 +74,7 @@ class Adviser:
         ratio = best_ratio(self._sizing(self._settings), table.static_bytes, replay=before.replay)
         percents = range(round(table.fraction * 100) + 1, round(self._highest_fraction * 100) + 1)
         # a replay reserves scratch for every requested request
-        fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MOST_TRIES)
+        fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MAX_TRIES)
         flags: list[list[Change]] = [
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],

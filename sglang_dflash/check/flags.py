@@ -159,7 +159,7 @@ def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
             expected="--mamba-ssm-dtype bfloat16",
             remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
         )
-    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
+    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="none needed: the server sets it")
 
 
 def _cuda_13(cuda: str | None) -> Finding:

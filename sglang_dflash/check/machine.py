@@ -13,7 +13,7 @@ from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 
 MIB = 1 << 20
 GIB = 1 << 30
-_MOST_GIB = 1 << 20
+_MAX_GIB = 1 << 20
 _SECONDS = 60
 _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
@@ -90,8 +90,8 @@ def asked_about(
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
         raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
     if memory_gib is not None:
-        if not 0 < memory_gib < _MOST_GIB:
-            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MOST_GIB}", remedy="correct it")
+        if not 0 < memory_gib < _MAX_GIB:
+            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
         if gpu is not None:
             asked, name = GPUS[gpu.lower()], gpu
         else:

@@ -19,7 +19,7 @@ from sglang_dflash.plan.division import (
     state_slots,
 )
 
-_HIGHEST_RATIO = 10
+_MAX_RATIO = 10
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
 
     Higher ratios must leave K/V for one full context, or as much as the given one leaves.
     """
-    tenths = range(int(sizing.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1)
+    tenths = range(int(sizing.state_share * 10) + 1, _MAX_RATIO * 10 + 1)
     ratios = [sizing.state_share, *(each / 10 for each in tenths)]
     fits = [fit(replace(sizing, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
     least = min(sizing.context, fits[0].tokens)

@@ -25,7 +25,7 @@ from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
 _RUNNING, _LENGTH = "running requests", "tokens per request"
-SHORTEST = 2048  # for a prompt and a short answer
+MIN_LENGTH = 2048  # for a prompt and a short answer
 _ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -142,7 +142,7 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
 
 
 def _tokens(pools: Pools) -> Finding:
-    least, fits = min(SHORTEST, pools.sizing.context), pools.requests_of(SHORTEST)
+    least, fits = min(MIN_LENGTH, pools.sizing.context), pools.requests_of(MIN_LENGTH)
     if not pools.running or pools.tokens >= least * pools.running:
         return ok(_lengths(pools))
     return warn(
@@ -154,8 +154,8 @@ def _tokens(pools: Pools) -> Finding:
 
 
 def _lengths(pools: Pools) -> str:
-    short, long = pools.requests_of(SHORTEST), pools.requests_of(TOKENS_PER_REQUEST)
-    return f"{short:,} requests at {SHORTEST:,} tokens, {long:,} at {TOKENS_PER_REQUEST:,}"
+    short, long = pools.requests_of(MIN_LENGTH), pools.requests_of(TOKENS_PER_REQUEST)
+    return f"{short:,} requests at {MIN_LENGTH:,} tokens, {long:,} at {TOKENS_PER_REQUEST:,}"
 
 
 def _worker(settings: Settings, pair: Pair, machine: Device) -> Finding:
@@ -236,9 +236,9 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
     yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory
     if report.plan is not None:
-        yield f"  {plan_in_short(report.plan, recurrent=memory is not None and memory.other is not None)}"
+        yield f"  {plan_summary(report.plan, recurrent=memory is not None and memory.other is not None)}"
     if memory is not None and memory.served.tokens:
-        yield f"  {', '.join(division_in_short(memory.served))}"
+        yield f"  {', '.join(division_summary(memory.served))}"
     others = [finding for finding in report.findings if finding.level != "ok"]
     for finding in others:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
@@ -253,13 +253,13 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
         yield f"Start: {command}"
 
 
-def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
+def plan_summary(plan: ServingPlan, *, recurrent: bool) -> str:
     width = "fixed width" if plan.widths is None else "adaptive width"
     states = [f"states {'replayed' if plan.replay else 'kept'}"] if recurrent else []
     return ", ".join([f"block {plan.block}", width, "copied blocks" if plan.copies else "no copies", *states])
 
 
-def division_in_short(pools: Pools) -> Iterator[str]:
+def division_summary(pools: Pools) -> Iterator[str]:
     lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
     yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request{lengths})"
     if pools.state.slot and pools.sizing.slots_per_request > 1:

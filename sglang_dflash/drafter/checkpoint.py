@@ -33,7 +33,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LARGEST = 64 << 20  # bytes
+MAX_BYTES = 64 << 20  # bytes
 
 _READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
@@ -272,10 +272,10 @@ def _write_view(view: Path, linked: list[Path], config: dict[str, Any]) -> None:
 
 
 def read_text(file: Path) -> str:
-    """Read a regular UTF-8 file of up to :data:`LARGEST` bytes; anything else is a DFlashError."""
-    problem = f"is no regular file of up to {LARGEST >> 20} MiB"
+    """Read a regular UTF-8 file of up to :data:`MAX_BYTES` bytes; anything else is a DFlashError."""
+    problem = f"is no regular file of up to {MAX_BYTES >> 20} MiB"
     try:
-        if file.is_file() and file.stat().st_size <= LARGEST:  # reading a pipe would block
+        if file.is_file() and file.stat().st_size <= MAX_BYTES:  # reading a pipe would block
             return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or an impossible name
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"

@@ -31,8 +31,8 @@ from sglang_dflash.errors import DFlashError, first_problem
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
 # sizes in a file are multiplied and allocated
-_MOST_LAYERS = 1024
-_MOST_POSITIONS = 1 << 24  # rows of a RoPE table
+_MAX_LAYERS = 1024
+_MAX_POSITIONS = 1 << 24  # rows of a RoPE table
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Index = Annotated[int, Field(ge=0, le=1 << 31)]
 _Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat larger numbers as infinite
@@ -65,9 +65,9 @@ class DrafterConfig(BaseModel):
 
     block_size: Annotated[int, Field(ge=2, le=1 << 31)] | None = None
     mask_token_id: _Index  # a token's name would need a tokenizer
-    target_layer_ids: Annotated[tuple[_Index, ...], Field(strict=False, min_length=1, max_length=_MOST_LAYERS)]
+    target_layer_ids: Annotated[tuple[_Index, ...], Field(strict=False, min_length=1, max_length=_MAX_LAYERS)]
     num_target_layers: _Count | None = None
-    num_layers: Annotated[int, Field(alias="num_hidden_layers", ge=1, le=_MOST_LAYERS)]
+    num_layers: Annotated[int, Field(alias="num_hidden_layers", ge=1, le=_MAX_LAYERS)]
     layer_types: Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], Field(strict=False)] = Field(
         default_factory=lambda keys: (FULL,) * keys.get("num_layers", 0)
     )
@@ -79,7 +79,7 @@ class DrafterConfig(BaseModel):
     num_kv_heads: _Count = Field(alias="num_key_value_heads")
     head_dim: _Count
     vocab_size: _Count
-    max_position_embeddings: Annotated[int, Field(ge=1, le=_MOST_POSITIONS)]
+    max_position_embeddings: Annotated[int, Field(ge=1, le=_MAX_POSITIONS)]
     rms_norm_eps: _Number
     attention_bias: bool = False
     rope_theta: _Number
@@ -126,7 +126,7 @@ class DrafterConfig(BaseModel):
             num_kv_heads=0,
             head_dim=0,
             vocab_size=flat(target).get("vocab_size"),
-            max_position_embeddings=_MOST_POSITIONS,
+            max_position_embeddings=_MAX_POSITIONS,
         )
 
     @classmethod
@@ -144,7 +144,7 @@ class DrafterConfig(BaseModel):
         config = plain_form(config)
         if kind := kind_left_to_builtin(config):
             raise DFlashError(
-                f"the drafter is of the kind {kind}",
+                f"unsupported drafter type: {kind}",
                 expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
                 remedy="serve it on a GPU, where SGLang's own worker supports it",
             )
@@ -195,8 +195,8 @@ def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
             value = rope.get(key)
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 3e38
             require(is_number, f"rope_parameters.{key}", value, "a positive number")
-        is_built = rope["factor"] * rope["original_max_position_embeddings"] <= _MOST_POSITIONS
-        require(is_built, "rope_parameters.factor", rope["factor"], f"at most {_MOST_POSITIONS} positions in all")
+        is_built = rope["factor"] * rope["original_max_position_embeddings"] <= _MAX_POSITIONS
+        require(is_built, "rope_parameters.factor", rope["factor"], f"at most {_MAX_POSITIONS} positions in all")
     stated = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor", "rope_dim") if key in rope}
     return {**stated, "rope_scaling": None if kind == "default" else {"rope_type": kind, **rope}}
 

@@ -31,7 +31,7 @@ _LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
 _DEFAULT_FORMATS = {"awq": "gemm", "gptq": "gptq"}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _SERVED = (
-    "fp8 (e4m3, a factor per tensor or per block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
+    "fp8 e4m3 with per-tensor or per-block scales, modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
     "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
 )
 
@@ -215,7 +215,7 @@ def parse(config: Mapping[str, Any]) -> Quantised:
     method = method_of(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):
-            raise _unserved(f"{method} with factors for the K/V cache ({key})")
+            raise _unserved(f"{method} with scales for the K/V cache ({key})")
     read = {"fp8": _fp8, "modelopt": _fp8, "compressed-tensors": _compressed, "awq": _packed, "gptq": _packed}
     if method not in read:
         raise _unserved(method)

@@ -92,7 +92,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     keys, name, dflash = flat(config), architecture(config), config.get("dflash_config")
     for mark, kind in _UNSERVED.items():
         if mark == name or keys.get(mark):
-            raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=_OTHERS)
+            raise DFlashError(f"unsupported drafter type: {kind}", expected="a DFlash drafter", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # left over from the DFlash recipe that AutoModel's JetSpec recipe extends

@@ -25,7 +25,7 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
-LARGEST_EMBEDDING = 16 << 20  # bytes
+MAX_EMBEDDING = 16 << 20  # bytes
 _SAVED = "a dict of embedding and mask_token_id, as torch.save writes it"
 _DAMAGED = (
     AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
@@ -128,7 +128,7 @@ class LoadReport:
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
                 expected="the tensors of a DFlash or DFlash2 drafter with this configuration",
-                remedy="use its own config.json, or SGLANG_DFLASH=builtin for a drafter of another kind",
+                remedy="use its own config.json, or SGLANG_DFLASH=builtin for another type of drafter",
             )
 
     def _accepts(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -155,8 +155,8 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     """
     if file is None:
         return None
-    if file.stat().st_size > LARGEST_EMBEDDING:
-        raise _unusable(file, f"is larger than {LARGEST_EMBEDDING >> 20} MiB", _SAVED)
+    if file.stat().st_size > MAX_EMBEDDING:
+        raise _unusable(file, f"is larger than {MAX_EMBEDDING >> 20} MiB", _SAVED)
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         embedding, token_id, shape = saved["embedding"], saved["mask_token_id"], list(saved["embedding"].shape)

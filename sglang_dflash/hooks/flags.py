@@ -19,7 +19,7 @@ RENAMED = {
 }
 _GRAPHS = ("--cuda-graph-backend-prefill", "--cuda-graph-backend-decode")
 _REMOVED, _TODAY = "tc_piecewise", "breakable"
-_OVERLAP = "has no effect: overlap scheduling is the default, and --disable-overlap-schedule turns it off"
+_OVERLAP = "has no effect: overlap scheduling is the default, and --disable-overlap-schedule disables it"
 _VARIABLES = {
     "SGLANG_ENABLE_SPEC_V2": _OVERLAP,
     "SGLANG_ENABLE_DFLASH_SPEC_V2": _OVERLAP,

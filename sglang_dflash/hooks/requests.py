@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
 # keep float32 logits finite after temperature, bias and penalty: NaN would stop the scheduler
-_LARGEST, _SMALLEST = 1e30, 1e-6
+_MAX, _MIN = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary
 # SGLang prefills a rejected request nevertheless
 _HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
@@ -62,17 +62,17 @@ def _drop_impossible_stops(req: Any) -> None:
 
 
 def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
-    if not params.temperature <= _LARGEST:
-        yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
+    if not params.temperature <= _MAX:
+        yield f"temperature {params.temperature}", f"at most {_MAX:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):
         yield f"top_k {params.top_k}", f"-1, or an integer of at most {_TOP_K_ALL}"
-    if not params.repetition_penalty >= _SMALLEST:
-        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_SMALLEST:g}"
+    if not params.repetition_penalty >= _MIN:
+        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_MIN:g}"
     bias = params.logit_bias or {}
     for token, value in bias.items():
-        if not isinstance(value, int | float) or not value <= _LARGEST:  # minus infinity bans a token
-            yield f"logit_bias {value} of token {token}", f"at most {_LARGEST:g}"
-    if len(bias) >= vocab_size and all(value < -_LARGEST for value in bias.values()):
+        if not isinstance(value, int | float) or not value <= _MAX:  # minus infinity bans a token
+            yield f"logit_bias {value} of token {token}", f"at most {_MAX:g}"
+    if len(bias) >= vocab_size and all(value < -_MAX for value in bias.values()):
         yield "logit_bias that bans every token", "one token that may be chosen"
 
 

@@ -28,7 +28,7 @@ _SHAPES = {
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "layer_types",
 }  # fmt: skip
-_LARGEST = 1 << 31
+_MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
 
 
@@ -170,11 +170,11 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = text.get(key)
     if default is not None and (value is None or value == 0):
         return default
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE:
         return value
     raise DFlashError(
         f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_LARGEST}",
+        expected=f"an integer from 1 to {_MAX_SIZE}",
         remedy="check the target's config.json",
     )
 

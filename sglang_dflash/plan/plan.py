@@ -103,7 +103,7 @@ def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str |
 
 def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
     if pair.kind:
-        return f"the drafter is of the kind {pair.kind}"
+        return f"the drafter type is {pair.kind}"
     if reason := left_untouched(settings, pair, machine):
         return reason
     if machine.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):

@@ -49,7 +49,7 @@ def _valid(settings: Settings) -> Finding:
 def _configuration(pair: Pair, machine: Device) -> Finding:
     if machine.kind == "gpu" and pair.kind:
         return warn(
-            f"the drafter is of the kind {pair.kind}",
+            f"the drafter type is {pair.kind}",
             expected="a DFlash or DFlash2 drafter",
             remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
         )
@@ -167,7 +167,7 @@ def check_plan(plan: ServingPlan) -> Iterator[Finding]:
 
 def _exact(plan: ServingPlan) -> Finding:
     if plan.exact:
-        return ok("greedy text is plain decoding's, bit by bit")
+        return ok("greedy output is bit-identical to plain decoding")
     return warn(
         f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(plan.inexact)}",
         expected="plain decoding through SGLang's Triton kernels, in bfloat16 on one GPU",

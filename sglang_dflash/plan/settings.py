@@ -30,7 +30,7 @@ MAX_RUNNING = 48  # for DFLASH
 # --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 _REPLAYING_BACKENDS = ("triton", "flashinfer")
-_SHORTEST_RING = 16  # SGLang's kernels multiply tiles of at least 16
+_MIN_RING = 16  # SGLang's kernels multiply tiles of at least 16
 
 
 def _number(default: Any, least: float, most: float) -> Any:
@@ -280,7 +280,7 @@ def ring_length(block: int) -> int:
     Such a ring is full after every verify, so every commit updates the state, and the prefix cache receives no stale
     one.
     """
-    return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
+    return max(_MIN_RING, 1 << (block - 1).bit_length())
 
 
 def slots_per_request(settings: Any) -> int:

@@ -75,7 +75,7 @@ class CostTable:
 
     def __str__(self) -> str:
         rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
-        return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
+        return "ms per step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
 
     def as_dict(self) -> dict[str, Any]:
         return {

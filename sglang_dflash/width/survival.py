@@ -23,7 +23,7 @@ TILT = 1.5  # change to detect, in log odds of a draft's acceptance: from 0.5 to
 CERTAIN = 7.0  # log-likelihood ratio of a certain change: one false alarm in several thousand steps
 # log-likelihood ratio at which an improvement is worth a probe
 SUSPICION = 0.75
-_LEAST_SPREAD = 0.02  # at a hazard of 1 the first rejection would count as a change
+_MIN_SPREAD = 0.02  # at a hazard of 1 the first rejection would count as a change
 _RESCALE = 1e9
 
 Counts = tuple[list[float], list[float]]
@@ -102,7 +102,7 @@ class Survival:
             if not reached:
                 break
             hazard, unit, weight = hazards[j], units[j], reached * units[j]
-            spread = max(hazard * (1 - hazard), _LEAST_SPREAD)
+            spread = max(hazard * (1 - hazard), _MIN_SPREAD)
             # the hazard itself is an estimate, from so many tries
             variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
             surplus -= reached * hazard

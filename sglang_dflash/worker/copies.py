@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.flight import StepRecord
     from sglang_dflash.worker.step import Step
 
-LEAST = 4  # shortest match that is copied
-LONGEST = 16  # longest match that is distinguished
+MIN_MATCH = 4  # shortest match that is copied
+MAX_MATCH = 16  # longest match that is distinguished
 EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges
 PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
 # a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
@@ -98,7 +98,7 @@ class Copies(RequestRows):
     def offer(self, step: Step) -> None:
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
-        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=LEAST)
+        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=MIN_MATCH)
 
     def commit(self, step: Step) -> None:
         """Append the committed tokens, and find matches for the next step."""
@@ -114,7 +114,7 @@ class Copies(RequestRows):
             place, taken, cell = offered & 0x1FFF, offered >> 13 & 1, offered >> 14 & 31
             if record.width > 1 and place:
                 if taken:
-                    if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
+                    if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
                         lengths.append(known)
                     # at the first difference only one can be right, so tokens accepted after it came from the copy
                     record.copied_tokens += max(0, accepted - place)
@@ -142,7 +142,7 @@ class Copies(RequestRows):
         # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens``, the host's
         # view of ``newest``, lags by up to two blocks.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
-        match_copies(self.history, self.found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
+        match_copies(self.history, self.found, rows, after, tokens, newest, longest=MAX_MATCH, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int]) -> None:
         tokens = np.array(ids, dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place

@@ -13,7 +13,7 @@ from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.copies import LONGEST
+from sglang_dflash.worker.copies import MAX_MATCH
 from sglang_dflash.worker.flight import StepRecord, on_host
 from sglang_dflash.worker.payoff import Payoff
 
@@ -55,7 +55,7 @@ class StepMetrics:
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
         self._not_finite = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
-        self._match_length = histogram("match_length", "Tokens of a copied block's match.", LONGEST)
+        self._match_length = histogram("match_length", "Tokens of a copied block's match.", MAX_MATCH)
         self._copied = Counter("sglang_dflash:copied_tokens", "Accepted tokens that copies added.", tuple(labels))
         self._labels = labels
 
@@ -155,7 +155,7 @@ class Observer:
             "blocks_by_accept_length": _for_json(self._accept_lens),
             "mean_accept_length": tokens / blocks if blocks else None,
             "copied_blocks_by_match_length": _for_json(self._match_lens),
-            "tokens_brought_by_copies": self._copied_tokens,
+            "copied_tokens": self._copied_tokens,
             "broken_drafts": self._not_finite,
             "weight_versions": self._versions,
             "drafting": None if self._payoff is None else self._payoff.section(policy),

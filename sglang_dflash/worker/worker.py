@@ -219,7 +219,7 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
             logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
         elif plan.exact:
-            logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
+            logger.info("DFLASH: greedy output is bit-identical to plain decoding (%s=0 disables it)", EXACT_SWITCH)
         if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 

@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "factors for the K/V cache"),
     "modelopt K/V factors": (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
-        "modelopt with factors for the K/V cache (kv_cache_quant_algo)",
+        "modelopt with scales for the K/V cache (kv_cache_quant_algo)",
     ),
     "rotations": ({**_CT, "transform_config": {"config_groups": {"u": {}}}}, "a transform_config"),
     "sparsity": ({**_CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "a sparsity_config"),

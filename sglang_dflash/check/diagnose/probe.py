@@ -61,7 +61,7 @@ class Server:
         facts = [f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"]
         if steps := worker.get("steps_by_width"):
             shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
-            facts.append(f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied")
+            facts.append(f"Steps: {shares}; {worker['copied_tokens']} accepted tokens were copied")
         if recent := drafting.get("accept_length"):
             pays = {True: "drafting pays", False: "drafting does not pay", None: "not judged yet"}[self.pays]
             facts.append(f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed: {pays}")
@@ -87,7 +87,7 @@ def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         **workers[0],
         "steps_by_width": steps,
         "mean_accept_length": sum(int(n) * m for n, m in blocks.items()) / blocks.total() if blocks else None,
-        "tokens_brought_by_copies": sum(each["tokens_brought_by_copies"] for each in workers),
+        "copied_tokens": sum(each["copied_tokens"] for each in workers),
         "drafting": {**worst, "accept_length": fmean(lengths) if lengths else None, "known": known},
     }
 

@@ -156,7 +156,7 @@ async def diagnose(
         raise DFlashError(
             "the server has no drafter to judge: it copies repeated text, and decodes plainly where nothing repeats",
             expected="a server with --speculative-draft-model-path",
-            remedy="none needed; the lines above show what copies bring",
+            remedy="none needed; the lines above show how much copies help",
         )
     reference = find_reference(server.drafter, server.block)
     if (this := asyncio.current_task()) is not None:

@@ -20,7 +20,7 @@ def assert_histories(history, found):
 )
 def match_copies_kernel(
     history, found, rows, seq_lens, tokens, last, columns, history_stride, tokens_stride, width,
-    LONGEST: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+    MAX_MATCH: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row, newest = tl.load(rows + request).to(tl.int64), tl.load(last + request).to(tl.int64)
@@ -43,7 +43,7 @@ def match_copies_kernel(
     if first < newest:  # the grid covers the longest request
         ends = first + tl.arange(0, TILE)
         alive = ends < newest
-        for back in tl.static_range(LONGEST):
+        for back in tl.static_range(MAX_MATCH):
             wanted_at = newest - back
             old = tl.load(text + wanted_at, mask=(wanted_at >= 0) & (wanted_at < first_new), other=-1)
             appended = tl.load(new + wanted_at - first_new, mask=wanted_at >= first_new, other=-1).to(tl.int32)
@@ -63,7 +63,7 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
     if bs:
         match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
             history, found, rows, seq_lens, tokens, last, history.shape[1], history.stride(0), tokens.stride(0), width,
-            LONGEST=longest, TILE=TILE, LANES=lanes_of(width),
+            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width),
         )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
 )
 def offer_copies_kernel(
     tokens, margins, history, found, rows, last, choices, columns, history_stride, margins_stride, width,
-    LEAST: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
+    MIN_MATCH: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
@@ -84,7 +84,7 @@ def offer_copies_kernel(
     at = tokens + request * width + 1 + offsets
     draft = tl.load(at, mask=is_draft, other=0)
     position = end + 1 + offsets % period
-    copied = is_draft & (position < columns) & (length >= LEAST)
+    copied = is_draft & (position < columns) & (length >= MIN_MATCH)
     copy = tl.load(history + row * history_stride + position, mask=copied, other=-1).to(tl.int64)
     copy = tl.where(copy >= 0, copy, draft)
     first = tl.min(tl.where(copy != draft, offsets, LANES), axis=0)
@@ -109,6 +109,6 @@ def offer_copies(tokens, margins, history, found, rows, last, choices, *, least)
     if bs:
         offer_copies_kernel[(bs,)](
             tokens, margins, history, found, rows, last, choices, history.shape[1], history.stride(0),
-            margins.stride(0), width, LEAST=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
+            margins.stride(0), width, MIN_MATCH=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
             num_warps=1,
         )  # fmt: skip
