@@ -33,8 +33,8 @@ FIXES = {
 BREAK_EVEN = 1.5  # accept length from which a block pays; a published block of 8 costs 1.43 plain steps
 ENOUGH = 256  # verified blocks needed for a judgement
 RECOVERED = 1.2  # times the break-even accept length, for drafting to pay again
-LOW = 0.7  # share of the expected accept length below which diagnose looks for a cause
-GUESSING = 2.0  # tokens per step of a drafter that does not match its target
+LOW = 0.7  # share of the expected accept length below which diagnose searches
+GUESSING = 2.0  # tokens per step of a mismatched drafter
 
 
 @dataclass

@@ -41,11 +41,9 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked fact; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
+    """One checked fact, ``about``; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
 
-    Attributes:
-        about: what was checked.
-        estimated: whether it depends on estimated sizes. A server logs it as a warning and starts.
+    ``estimated``: whether it depends on estimated sizes. A server logs it as a warning and starts.
     """
 
     level: Level
@@ -75,7 +73,6 @@ error = partial(Finding, "error")
 def apply(
     about: str, rule: Callable[Parameters, Finding], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Finding:
-    """Return the finding of a rule, or its DFlashError as a finding."""
     try:
         return replace(rule(*args, **kwargs), about=about)
     except DFlashError as raised:
@@ -83,7 +80,6 @@ def apply(
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the key of the first problem that pydantic found, and the expected value."""
     first = error.errors(include_url=False, include_context=False)[0]
     expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
     return str(first["loc"][0]), expected.removeprefix("Input should be ")

@@ -1,7 +1,6 @@
 """Entry point ``sglang.srt.plugins: dflash``: register our hooks with SGLang.
 
-SGLang's plugin loader only logs exceptions, so argument resolution checks versions, flags and pairs. If registration
-fails, DFLASH is refused.
+SGLang's plugin loader only logs exceptions, so argument resolution refuses DFLASH if registration fails.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Setting
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
 _MAX_TRIES = 64
-Change = tuple[str, dict[str, Any]]  # a flag with its value, and the changed settings
+Change = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class Adviser:
         # the launch may have raised it
         ratio = best_ratio(self._sizing(self._settings), table.static_bytes, replay=before.replay)
         percents = range(round(table.fraction * 100) + 1, round(self._highest_fraction * 100) + 1)
-        # a replay reserves scratch for every requested request
         fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MAX_TRIES)
         flags: list[list[Change]] = [
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
@@ -90,7 +89,7 @@ class Adviser:
         """Return the least harmful flags that serve the load, or None."""
         chosen: list[Change] = []
         pools = self._loaded(load, chosen)
-        for change in [*self._by_harm(load)] * 2:  # a flag may help only after a later one
+        for change in [*self._by_harm(load)] * 2:
             if load.fits(pools):
                 break
             if change not in chosen and (after := self._loaded(load, [*chosen, change])).tokens >= pools.tokens:
@@ -108,7 +107,7 @@ class Adviser:
         return Proposal((*own, *(flag for flag, _ in chosen)), pools, load.contexts_in(pools))
 
     def largest(self, load: Load) -> Proposal | None:
-        """Return the proposal for as many users as possible, then for as many contexts as possible."""
+        """Return the proposal for most users, then for most contexts."""
 
         def most(of: Callable[[int], Load], wanted: int) -> int:
             return bisect_left(range(1, wanted + 1), True, key=lambda each: self.propose(of(each)) is None)
@@ -150,8 +149,7 @@ class Adviser:
             yield _change("--speculative-num-draft-tokens", speculative_num_draft_tokens=sizing.block // 2)
 
     def _by_harm(self, load: Load) -> Iterator[Change]:
-        """In order of harm. With a draft window, a hybrid target's hit would end W tokens earlier and need an older
-        state."""
+        """In order of harm. A draft window ends a hybrid target's hits early, at an older state."""
         hybrid = self._table.served.state.slot > 0
         if self._highest_fraction > self._table.fraction:
             yield _change("--mem-fraction-static", mem_fraction_static=self._highest_fraction)
@@ -161,7 +159,6 @@ class Adviser:
                 yield flag, changes
 
     def _loaded(self, load: Load, chosen: list[Change], *, fill: bool = False) -> Pools:
-        """Pools with the states that the load needs; with ``fill``, as many states as K/V can use."""
         changes = {name: value for _, each in chosen for name, value in each.items()}
         changes["max_running_requests"] = load.users * self._groups
         sizing = self._sizing(replace(self._settings, **changes))
@@ -193,7 +190,6 @@ class Adviser:
         return Advice(values[index][0], fits[index].running, fits[index].tokens, fits[index].prefixes())
 
     def _lets_more_run(self, advice: Advice) -> bool:
-        """Clearly more requests; for a draft window, unless states are the limit, as many with more K/V."""
         before = self._table.served
         if advice.flag.startswith(WINDOW_FLAG) and before.capped_by in ("tokens of K/V", "--max-running-requests"):
             return advice.running >= before.running and advice.tokens > before.tokens

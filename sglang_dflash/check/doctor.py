@@ -48,8 +48,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """``problem`` is None if this package would serve DFLASH on ``machine``."""
-
     machine: Device
     parts: list[Part]
     problem: DFlashError | None
@@ -96,7 +94,6 @@ def _other_plugins() -> list[str]:
 
 
 def examine() -> Report:
-    """Check this environment as a launch would, without a model."""
     machine, problem = find_gpu() or CPU, None
     try:
         machine = _serving_machine()

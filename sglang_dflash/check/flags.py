@@ -49,7 +49,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
     """Return the settings, and the given flags that are not read or only in part.
 
     Raises:
-        DFlashError: an unknown flag, an invalid value, a word without a flag, or another pair or algorithm.
+        DFlashError: an invalid flag, value or word, or another pair or algorithm.
     """
     pair = {"model_path": target, "speculative_algorithm": "DFLASH"}
     if drafter is not None:

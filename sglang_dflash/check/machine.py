@@ -1,4 +1,4 @@
-"""The machine that serves a pair: this one, or another that the user names."""
+"""The machine that serves a pair."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ GPUS = {
 def highest_fraction(machine: Device) -> float:
     """Return the largest proposed share of device memory for weights and pools.
 
-    The host's programs share unified memory: servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's
-    cookbook for Qwen3.8-27B).
+    With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
+    Qwen3.8-27B).
     """
     return 0.8 if machine.is_unified else 0.9
 
@@ -60,7 +60,7 @@ def highest_fraction(machine: Device) -> float:
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
     """Return the GPU of a server's first rank; None without a driver, unknown if torch cannot use it.
 
-    A separate process asks torch: a process that has initialised CUDA cannot fork others that use it.
+    A separate process asks: one that has initialised CUDA cannot fork others that use it.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
@@ -83,7 +83,7 @@ def asked_about(
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        memory_gib: overrides the named GPU's memory; a Hopper GPU without a name.
+        memory_gib: overrides the named GPU's memory; without a name, a Hopper GPU's.
         gpu: a name in :data:`GPUS`, in any case.
     """
     if gpu is not None and gpu.lower() not in GPUS:

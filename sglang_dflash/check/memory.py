@@ -55,7 +55,6 @@ def unknown_size(pair: Pair) -> Finding | None:
 
 
 def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
-    """Divide the machine's memory as SGLang will; an unusable size is a DFlashError."""
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
     static = int(memory * fraction)
@@ -67,7 +66,7 @@ def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: 
 def divide(
     settings: Settings, machine: Device, pair: Pair, sizing: Sizing, static_bytes: float
 ) -> tuple[Pools, Pools | None]:
-    """Return the division as served and, for a verified hybrid target, with states stored the other way."""
+    """Return the division as served, and with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
@@ -76,7 +75,7 @@ def divide(
 
 
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
-    """Return what one rank stores and its limits; an unusable size or dtype is a DFlashError."""
+    """Return what one rank stores and its limits."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
@@ -109,7 +108,6 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
 def _request_states(
     settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    """State and scratch of a request, kept and replayed. The variable only applies to kept states."""
     chosen = settings.state_dtype(machine)
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)

@@ -33,7 +33,7 @@ class RequestState:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
+    """What one rank stores, in bytes per unit, and its limits.
 
     ``kept``: a verify stores the state after every token; ``replayed``: what every token writes.
     """
@@ -114,14 +114,12 @@ class Pools:
         return -(-self.state.slot // sizing.per_token)
 
     def requests_of(self, tokens: int) -> int:
-        """Return how many requests of ``tokens`` tokens, or of a whole context if shorter, run at once."""
         return min(self.running, self.tokens // min(tokens, self.sizing.context))
 
     def prefixes(self, slots_per_request: int | None = None) -> int:
         """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
-        SGLang counts one more slot per running request, for the prefix that its prefill adds
-        (``MambaComponent.prepare_for_caching_req``).
+        SGLang counts one more slot per running request (``MambaComponent.prepare_for_caching_req``).
         """
         slots = slots_per_request or self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
@@ -139,7 +137,7 @@ class Pools:
 
 
 def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
-    """Divide ``static_bytes`` as SGLang does; ``running`` and ``tokens`` are 0 if one request does not fit."""
+    """Divide ``static_bytes`` as SGLang does; 0 requests if one does not fit."""
     state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
     slots, running = 0, sizing.max_running
     if state.slot:
@@ -157,7 +155,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
     """State slots, running requests, and the bytes left for K/V.
 
-    SGLang budgets a whole slot for each position of the block, though convolution windows overlap.
+    SGLang budgets a whole slot per block position.
     """
     slots, block = sizing.max_states, sizing.block if state.scratch else 0
     if slots is None:
@@ -168,10 +166,7 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """As :func:`_fit_kept`; scratch is reserved for every requested request.
-
-    SGLang omits convolution windows; ``worker/pools.py`` subtracts them.
-    """
+    """SGLang omits convolution windows; ``worker/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records)
     records, slots = rows * state.records, sizing.max_states
@@ -195,7 +190,7 @@ def _states_part(sizing: Sizing, rest: float) -> float:
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """Return the slots of the drafter's pool with padding: the target's, or its rings."""
+    """The target's slots, or its rings, with padding."""
     if ring is None:
         return tokens + page
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
@@ -204,7 +199,7 @@ def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | 
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
     """Return the lowest ratio, from the given one, that lets all requests run, or else the most.
 
-    Higher ratios must leave K/V for one full context, or as much as the given one leaves.
+    K/V for one full context must remain.
     """
     tenths = range(int(sizing.state_share * 10) + 1, _MAX_RATIO * 10 + 1)
     ratios = [sizing.state_share, *(each / 10 for each in tenths)]

@@ -16,7 +16,6 @@ def published_pairs() -> dict[str, dict[str, Any]]:
 
 
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
-    """Return a drafter's card by the last part of its name or path."""
     last = Path(name_or_path).name.lower()
     return next((card for card in published_pairs().values() if Path(card["drafter"]).name.lower() == last), None)
 

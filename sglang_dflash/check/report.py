@@ -39,8 +39,6 @@ _PRICES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Findings in the order of the rules; the plan unless an earlier finding stops the pair."""
-
     findings: list[Finding]
     plan: ServingPlan | None = None
     memory: MemoryTable | None = None
@@ -48,7 +46,6 @@ class Report:
 
 
 def preflight(settings: Settings, machine: Device, load: Load | None = None) -> Report:
-    """Check a command line by the rules and decisions of a launch."""
     first = apply("settings", _is_checked, settings)
     if first.level != "ok":
         return Report([first])
@@ -232,7 +229,6 @@ def verdict(report: Report) -> str:
 
 
 def summary(report: Report, title: str, command: str) -> Iterator[str]:
-    """Yield the lines of the result, for a ``title`` and the start ``command``."""
     yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory
     if report.plan is not None:

@@ -1,7 +1,7 @@
-"""Bytes per token or per request on one rank, from the two configurations alone.
+"""Bytes per token or per request on one rank.
 
-The formulas follow SGLang 0.5.23: ``mem_cache/memory_pool.py``, and ``configs/mamba_utils.py`` for state shapes and
-replay records (``replayssm_ring_bytes_per_req``).
+Formulas: SGLang 0.5.23's ``mem_cache/memory_pool.py``, and ``configs/mamba_utils.py`` for state shapes and replay
+records.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ class StateBytes:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Bytes of a block's overlapping convolution windows."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
-        """Scratch of a verify that keeps the state after every position."""
+        """Scratch, if the state after every position is kept."""
         return block * self.recurrent + self.windows(block)
 
     def records(self, block: int, ring: int) -> int:
-        """Scratch of a verify that keeps what every token wrote, in a ring of ``ring`` positions."""
+        """Scratch, if what every token wrote is kept in a ring of ``ring`` positions."""
         return ring * self.record + self.windows(block)
 
 
@@ -69,8 +68,7 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int)
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
     """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
-    An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two such elements, and decays in
-    float32 (``MambaPool.__init__``).
+    An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)
     if layers <= 0:

@@ -1,4 +1,4 @@
-"""A model's files, from a folder or the Hugging Face hub: configuration, safetensors headers and single tensors.
+"""A model's files, from a folder or the Hugging Face hub.
 
 Models are untrusted downloads, so sizes are checked before files are read.
 """
@@ -62,18 +62,15 @@ class TensorHeader:
         return self.numel * (int(bits[1]) if bits else 8) // 8
 
     def empty(self) -> Tensor:
-        """Return the tensor on the meta device, uint8 for a dtype that no served weight has."""
+        """On the meta device, uint8 for a dtype that no served weight has."""
         return torch.empty(self.shape, dtype=_TORCH_DTYPES.get(self.dtype, torch.uint8), device="meta")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model by local path or hub id.
+    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub.
 
-    Attributes:
-        name: folder, or ``organisation/model`` on the hub.
-        revision: branch, tag or commit on the hub.
-        dequantise: whether :attr:`config` describes plain layers for quantised weights.
+    ``dequantise``: whether :attr:`config` describes plain layers for quantised weights.
     """
 
     name: str
@@ -100,11 +97,7 @@ class ModelFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The model's folder, for a hub id its snapshot in the local cache with the small files.
-
-        Raises:
-            DFlashError: the hub rejects the model, or it cannot be reached and the cache is incomplete.
-        """
+        """The model's folder, for a hub id its snapshot in the local cache; DFlashError without one."""
         if self.is_local:
             return Path(self.name)
         problem = hub_problem()
@@ -119,7 +112,7 @@ class ModelFiles:
             raise self._not_found() from error
 
     def path(self, file: str) -> Path | None:
-        """Return the path of one small file, or None. Errors as in :attr:`folder`."""
+        """Return the path of one small file, or None."""
         path = self.folder / file
         if path.is_file():
             return path
@@ -158,11 +151,7 @@ class ModelFiles:
         return read_object(file) if file.is_file() else None
 
     def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor or some of its rows, or None.
-
-        Args:
-            name: end of the tensor's name, after a dot: multimodal models nest their language model.
-        """
+        """Return a tensor or some of its rows, or None. ``name`` is the end of its name, after a dot."""
         for file in _weight_files(self.folder):
             with (
                 suppress(SafetensorError, OSError),
@@ -223,8 +212,8 @@ def hub_problem() -> str | None:
 def plain_view(files: ModelFiles) -> Path | None:
     """Return the folder from which SGLang loads a drafter in another form, or None if its own folder is plain.
 
-    SGLang reads configurations through transformers, which does not support other trainers' forms. The folder, in this
-    user's cache, holds the plain ``config.json`` and links to the other files.
+    The folder, in this user's cache, holds the plain ``config.json`` and links to the other files: transformers does
+    not support other forms.
 
     Raises:
         DFlashError: the trainer's form cannot be served, or the folder cannot be written.
@@ -239,7 +228,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
     linked = sorted(file for file in others if file.is_file())
-    # a folder never changes while a server loads from it: other content gets another folder
+    # other content gets another folder, as a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]
     content = json.dumps([str(source.resolve()), files.config, stamps])
     views = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"

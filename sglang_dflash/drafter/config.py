@@ -1,7 +1,6 @@
 """The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-transformers would drop ``sliding_window`` if ``use_sliding_window`` is false, although ``layer_types`` may name sliding
-layers.
+transformers may drop ``sliding_window``, although ``layer_types`` names sliding layers.
 """
 
 from __future__ import annotations
@@ -43,20 +42,17 @@ class DrafterConfig(BaseModel):
 
     Attributes:
         block_size: tokens of one draft block, anchor included; None if not stated.
-        mask_token_id: token id of the block's positions after the anchor.
         target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
         sliding_window: tokens that a sliding layer attends to, the current one included.
         causal: whether a block position attends only to positions up to itself, per layer. By default sliding layers
             are causal and full layers bidirectional.
-        rotary_dim: dimensions of a head that RoPE rotates.
-        rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included.
         output_scale, logit_cap: scale of the logits, and soft cap of the scaled ones. Without a selector they change
             only the margins.
         conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction.
         selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position.
-        draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``.
-        copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
+        draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``.
+        copies_vocabulary: whether it holds copies of the target's embedding and LM head, which are not loaded.
         stored: quantisation of a checkpoint whose weights are dequantised.
         quantization: method of a checkpoint that SGLang's quantised layers load.
     """

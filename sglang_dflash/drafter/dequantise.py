@@ -1,7 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-compressed-tensors dequantises weights to float32; FP8 and GPTQ are expressed in its terms. A layer is quantised if its
-tensors are: lists of exceptions are not read.
+compressed-tensors dequantises to float32; FP8 and GPTQ are expressed in its terms. Lists of exceptions are not read: a
+layer is quantised if its tensors are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Scheme:
     zero_offset: int = 0
 
     def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
-        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name."""
+        """Return the shapes of the stored tensors of a weight [rows, columns], by the last part of their names."""
 
         def words(numbers: int) -> int:
             return ceil(numbers * self.args.num_bits / 32)
@@ -120,8 +120,6 @@ Groups = list[tuple[list[str], Scheme]]
 
 @dataclass
 class Quantised:
-    """The quantisation of one checkpoint. In ``groups``, layer names precede the class of all linear layers."""
-
     method: str
     groups: Groups
 
@@ -131,7 +129,7 @@ class Quantised:
         """Replace the stored tensors of each layer with its plain float32 weight; yield other tensors unchanged.
 
         Args:
-            weights: names without ``model.``, and tensors. On the meta device only shapes are checked.
+            weights: names without ``model.``, and tensors; only shapes are checked on the meta device.
             expected: shapes of the plain checkpoint.
             problems: receives a text for each tensor that does not fit.
         """
@@ -178,7 +176,6 @@ def _misfit(found: str, expected: str) -> DFlashError:
 
 
 def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Return the quantisation that a configuration or Model Optimizer's ``hf_quant_config.json`` declares, or None."""
     for place in (config, text_config(config)):
         for key in _KEYS:
             if isinstance(found := place.get(key), Mapping) and found:
@@ -188,7 +185,6 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method (``"fp8"``), or None."""
     found = declared(config)
     return None if found is None else method_of(found)
 

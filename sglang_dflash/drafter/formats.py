@@ -55,7 +55,7 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
     """Return the type of a drafter that SGLang serves as DFLASH and this package does not, or None.
 
     Raises:
-        DFlashError: SGLang does not serve it as DFLASH either.
+        DFlashError: SGLang does not serve it either.
     """
     name, keys = architecture(config), flat(config)
     if "DFlash" not in str(name) and keys.keys().isdisjoint(_FIELDS):
@@ -99,7 +99,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
         changes["is_causal"] = True
     window, types = keys.get("swa_window_size"), keys.get("layer_types")
     if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:
-        # Model Optimizer's window applies to every layer and counts the current token, as ours does
+        # Model Optimizer's window counts the current token, as ours does, and applies to every layer
         changes |= {"layer_types": [SLIDING] * len(types), "sliding_window": window}
     return {**config, **changes}
 
@@ -151,7 +151,7 @@ def _layers_before(ids: Any) -> list[int]:
 
 
 def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
-    # The trainer runs one RoPE over the whole head. Other keys may be copies of a multimodal target's.
+    # one RoPE over the whole head; other keys may be copies of a multimodal target's
     parameters = layers.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return {}
@@ -170,7 +170,7 @@ def _unserved_by_speculators(found: str, expected: str) -> DFlashError:
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
-    """Raise the error for a key that is missing (``value`` None) or unusable, unless ``condition``."""
+    """Raise the error for a missing (``value`` None) or unusable key, unless ``condition``."""
     if condition:
         return
     found = "is missing" if value is None else f"is {value!r}"

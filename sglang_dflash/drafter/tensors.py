@@ -1,7 +1,5 @@
-"""The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
-
-Other tensors are refused: a drafter without its extra weights would silently draft badly.
-"""
+"""The tensors of a drafter checkpoint. Others are refused: a drafter without its extra weights would silently draft
+badly."""
 
 from __future__ import annotations
 
@@ -42,7 +40,6 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that an unquantised checkpoint must have."""
     if not config.num_layers:
         return {}
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
@@ -81,7 +78,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of optional tensors that are not loaded: copies of the target's, and ``t2d``'s inverse."""
+    """Return the shapes of optional tensors that are not loaded."""
     if not config.copies_vocabulary:
         return {}
     drafted = config.draft_vocab_size or config.vocab_size
@@ -95,8 +92,6 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 class LoadReport:
-    """Comparison of a checkpoint's tensor names and shapes with a configuration."""
-
     def __init__(self, config: DrafterConfig) -> None:
         self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
         # SGLang's quantised layers: only module names are compared
@@ -106,7 +101,7 @@ class LoadReport:
         self._misshaped: list[str] = []
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, shard, plain tensor. Record the others for :meth:`check`."""
+        """Yield the tensors to load: parameter, shard, plain tensor. Record the others."""
         weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
         if self._stored is not None:
             weights = self._stored.plain(weights, self._expected, self._misshaped)

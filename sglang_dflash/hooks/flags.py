@@ -29,7 +29,6 @@ _VARIABLES = {
 
 
 def explain_environment(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return one line for each of these variables that is set."""
     return [f"{name}={environ[name]} {effect}" for name, effect in _VARIABLES.items() if name in environ]
 
 
@@ -47,7 +46,6 @@ def accept_old_flags(_: None, parser: ArgumentParser) -> None:
 
 
 def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a command line with current flags, and one line per change."""
     modern, notes, previous = list[str](), list[str](), ""
     for word in argv:
         flag, joined, value = word.partition("=")

@@ -119,8 +119,8 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 def configure_drafter(model_config: Any, context_length: int | None) -> None:
     """Hook before ``ModelConfig._derive_context_length``: apply overrides, and lift a shorter drafter's limit.
 
-    ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` would also lift the target's. A DFlash drafter cannot read out of
-    bounds: its K/V use the target's slots, and its RoPE table covers the target's context plus the blocks beyond.
+    A DFlash drafter cannot read out of bounds: its K/V use the target's slots, and its RoPE table covers the target's
+    context plus the blocks beyond.
     """
     ours = set(model_config.hf_config.architectures or []) & set(ARCHITECTURES)
     if not (model_config.is_draft_model and ours and isinstance(plan := read_record(get_server_args()), ServingPlan)):
@@ -140,7 +140,7 @@ def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> Non
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """Return the device of the first rank. SGLang initialises CUDA here too."""
+    """SGLang initialises CUDA here too."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

@@ -1,7 +1,6 @@
 """Requests in the scheduler: which ones are rejected, and where the others end.
 
-SGLang searches all tokens of a step at once for an end, by kind: strings, patterns, tokens. Plain decoding calls the
-same function after every token.
+SGLang searches all tokens of a step at once for an end, by kind; in plain decoding, after every token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layer
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
-# keep float32 logits finite after temperature, bias and penalty: NaN would stop the scheduler
+# float32 logits stay finite: NaN would stop the scheduler
 _MAX, _MIN = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary
 # SGLang prefills a rejected request nevertheless
@@ -54,7 +53,7 @@ def _refusals(req: Any) -> Iterator[DFlashError]:
 
 
 def _drop_impossible_stops(req: Any) -> None:
-    # it never stops a request, but min_new_tokens of another request uses it as an index
+    # min_new_tokens of another request would use it as an index
     stops = req.sampling_params.stop_token_ids
     if stops and not all(0 <= token < req.vocab_size for token in stops):
         req.sampling_params = copy.copy(req.sampling_params)
@@ -89,8 +88,8 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
 def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
     """Hook around ``Req.update_finish_state``: end the request at the first token at which SGLang's function ends it.
 
-    Tokens are replayed one by one only if SGLang finds an end in them, or if the request has a pattern, whose match may
-    depend on where the text is cut. ``output_ids`` keeps tokens after the end, because the K/V cache holds them.
+    Tokens are replayed one by one only if SGLang finds an end, or for a pattern, whose match may depend on where the
+    text is cut. ``output_ids`` keeps tokens after the end, as the K/V cache does.
     """
     if serving.plan is None or new_accepted_len <= 1 or req.finished() or req.to_finish:
         original(req, new_accepted_len)
@@ -120,7 +119,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
 
 def _end_here(req: Req) -> None:
     end = req.finished_len = len(req.output_ids) if req.finished_len is None else req.finished_len
-    # SGLang has counted the whole run; thinking starts at the first token, after a complete start marker
+    # SGLang has counted the whole run; thinking starts after a complete start marker
     req.reasoning_tokens = 0 if end < req._think_start_match_len else min(req.reasoning_tokens, end)
 
 
@@ -133,8 +132,8 @@ def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
 def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
     """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
 
-    A recurrent state cannot be rewound to the client's end: release the turn to the prefix cache. On other targets
-    SGLang also keeps the last token, whose K/V may not exist yet.
+    A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets SGLang also keeps the
+    last token, whose K/V may not exist yet.
     """
     slot = None if serving.plan is None else sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):

@@ -1,8 +1,7 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-With several tokens per step, SGLang's detokenizer sends text twice and its parsers lose calls. One difference remains:
-tokenizers with byte fallback decode an invalid run of byte tokens as one U+FFFD per byte, so an answer that is cut
-inside a character loses the other characters of that run.
+With several, SGLang's detokenizer sends text twice and its parsers lose calls. One difference remains: with byte
+fallback, an answer that is cut inside a character loses the other characters of an invalid run of byte tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
     """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
 
-    If a chunk ends inside a character, SGLang stores where its whole words end. The next chunk may move that back.
+    SGLang may move the end of sent text back.
     """
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
@@ -64,8 +63,7 @@ async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **k
 def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
     """Hook around each parser's method for streamed text: call it for one token at a time.
 
-    Returns:
-        The joined results: texts, and calls, with consecutive argument deltas of one call merged.
+    Returns the joined results, with consecutive argument deltas of one call merged.
     """
     at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
     ends = set() if at_once else _ends_of_tokens(text)
@@ -83,7 +81,7 @@ def _we_serve() -> bool:
 
 
 def _ends_of_tokens(text: str) -> set[int]:
-    """Where the answer's last tokens end in ``text``; without tokens, where markers and characters end."""
+    """where tokens end in ``text``; without them, where markers and characters end"""
     ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []

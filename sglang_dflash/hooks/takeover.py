@@ -30,7 +30,6 @@ def on_our_cpu_platform() -> bool:
 
 
 def refuse_without_accelerator() -> None:
-    """Raise DFlashError if nothing can serve on this machine."""
     if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
@@ -46,11 +45,7 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
 
 
 def worker_for(server_args: ServerArgs) -> type | None:
-    """Set the plan of this process and return our worker class, or None if SGLang's own serves.
-
-    Raises:
-        DFlashError: the arguments come from a launch without this package.
-    """
+    """Set this process's plan and return our worker class, or None; DFlashError for a launch without this package."""
     decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
         serving.plan = decided
@@ -66,7 +61,6 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 
 def our_worker() -> type:
-    """Return our worker class; add our drafter to SGLang's model registry."""
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.drafter import DFlashDraftModel
     from sglang_dflash.upstream.worker import Req, add_models

@@ -19,10 +19,7 @@ from sglang_dflash.upstream.launch import get_server_args, resolving_view
 
 
 def select_runners(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
-    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
-
-    ``result`` holds role and runner of each selected model.
-    """
+    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target."""
     if selector != "all" or serving.plan is None:
         return result
     return [(role, runner) for role, runner in result if role == "target"]

@@ -1,4 +1,4 @@
-"""Weight updates of a running server: they write the selected model only, completely or not at all."""
+"""Weight updates of a running server: the selected model only, completely or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ written: list[str] = []  # roles of updated models that the worker has not recei
 def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before any is written.
 
-    The model loads the tensors twice, the first time without writing. Tensors by IPC arrive in several loads.
+    The model loads the tensors twice, the first time without writing.
     """
     if serving.plan is None:
         return original(updater, *args, **kwargs)
@@ -77,7 +77,7 @@ def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Ten
     """Load without writing, and return the names of the tensors that the loader skips, if it reads one at a time.
 
     Raises:
-        Refused: the loader raises; the message names the tensor.
+        Refused: the loader raises.
     """
     reached, skipped, mode = "no tensor", list[str](), _WithoutWrites()
 
@@ -98,11 +98,8 @@ def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Ten
 
 
 def refuse_unknown(skipped: Sequence[str]) -> None:
-    """Raise Refused for tensors that the target's loader skips unexpectedly.
-
-    Expected are the names in ``_SKIPPED``, other ranks' experts, and what the launch skipped; without safetensors
-    headers, every name.
-    """
+    """Raise Refused for tensors that the target's loader skips, unless ``_SKIPPED`` names them, they are other ranks'
+    experts, or the launch skipped them."""
     known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
     unknown = [name for name in skipped if not any(part in name for part in known)]
     if unknown:
@@ -113,8 +110,6 @@ def refuse_unknown(skipped: Sequence[str]) -> None:
 
 
 class _WithoutWrites(TorchDispatchMode):
-    """Checks in-place copies but writes nothing; ``copies`` counts them."""
-
     copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,4 @@
-"""The drafter's attention: queries of the block over context K/V and the block itself.
-
-Each layer projects the target's fused hidden states of a context token to its own K and V.
-"""
+"""The drafter's attention: queries of the block over context K/V and the block itself."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class QKNormRope(nn.Module):
     """Q and K norms of all layers, and RoPE.
 
     Args:
-        norms: (Q norm, K norm) of each layer; their weights become views of one tensor, so that updates reach it.
+        norms: (Q norm, K norm) of each layer; their weights become views of one tensor.
         positions: rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
@@ -53,7 +50,6 @@ class QKNormRope(nn.Module):
         self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:
-        """Return the norm and RoPE of one forward over a block at ``positions`` int64 [T]."""
         self._assert_in_table(positions)
         return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
 
@@ -128,10 +124,7 @@ def window_left(config: DrafterConfig) -> int:
 
 
 class ContextProjection:
-    """Projection of fused context vectors to K/V of all layers, in one batched matrix product.
-
-    Plain ``qkv_proj`` weights become views of one tensor, so that updates reach it.
-    """
+    """Projection of fused context vectors to K/V of all layers, in one batched matrix product."""
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
         self.attentions, self._norm_rope = attentions, norm_rope
@@ -163,6 +156,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    # weights [O, I] to [L, O, I], in the memory order of the first
+    # weights [O, I] to [L, O, I], in the first one's memory order
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

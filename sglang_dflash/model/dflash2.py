@@ -15,11 +15,8 @@ from sglang_dflash.upstream.worker import ReplicatedLinear
 
 
 class BlockConvolution(nn.Module):
-    """Convolve the input and the output of a sublayer.
-
-    Both kernels are per-channel coefficients plus corrections, which each position computes from the sublayer's input
-    for groups of channels.
-    """
+    """Convolve the input and the output of a sublayer with per-channel coefficients plus corrections, which each
+    position computes for groups of channels."""
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
         super().__init__()

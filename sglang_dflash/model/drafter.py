@@ -31,9 +31,7 @@ from sglang_dflash.upstream.worker import (
 
 @dataclass
 class DraftOutput(LogitsProcessorOutput):
-    """Result of a draft forward, in the type that SGLang's runners return.
-
-    A CUDA graph returns the padded batch in its own memory: slice and copy before the next replay.
+    """Result of a draft forward; a CUDA graph returns the padded batch in its own memory.
 
     Attributes:
         drafts: int64 [bs, w - 1].
@@ -52,8 +50,7 @@ class StagedContext:
 
     Attributes:
         hidden: [N, K * H], the target's hidden states.
-        positions, slots: int64 [N]; slot 0, SGLang's write-only padding slot, for rows without a token.
-        pool: the drafter's K/V pool.
+        positions, slots: int64 [N]; slot 0, the write-only padding slot, for rows without a token.
     """
 
     hidden: Tensor
@@ -108,7 +105,7 @@ def most_probable(
         anchors: int64 [bs]; hidden: [bs, n, H], of the mask positions.
 
     Returns:
-        int64 [bs, n], and with ``margins`` each token's lead over the second choice, float32 [bs, n].
+        int64 [bs, n], and with ``margins`` their leads, float32 [bs, n].
     """
     tokens, leads = vocabulary.argmax_token(hidden.flatten(0, 1), margins=margins)
     shape = hidden.shape[:2]
@@ -116,8 +113,6 @@ def most_probable(
 
 
 class DFlashDraftModel(nn.Module):
-    """The target's embedding, the drafter's layers, the target's LM head and the choice of tokens."""
-
     # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
@@ -195,7 +190,7 @@ class DFlashDraftModel(nn.Module):
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return K and V of context tokens, each [L, T, kv_heads of this rank, head_dim].
 
-        ``target_hidden`` [T, K * H] holds the captured layers in the order of ``target_layer_ids``.
+        ``target_hidden`` [T, K * H] holds the captured layers.
         """
         context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
         return self._context_projection(self.hidden_norm(context), positions)

@@ -19,12 +19,10 @@ class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the token of the largest logit.
 
     It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
-    so the argmax needs neither; margins are the drafter's log-odds as trained, so both apply. (Beyond six caps ``tanh``
-    saturates, and any token of the largest capped logit may be drafted.)
+    so the argmax needs neither; margins are the drafter's log-odds as trained, so both apply.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
-        scale: scale of the embeddings.
         first_id, num_ids: token ids of this rank's shard of the head, without padding and added vocabulary.
         mask_embedding: [H]; None for the target's row.
         logit_scale: positive scale of the logits.
@@ -91,17 +89,12 @@ class TargetVocabulary:
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
-
-        With ``margins`` also its scaled and capped lead over the second, float32 [n].
-        """
+        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], and with ``margins`` its scaled and
+        capped lead over the second, float32 [n]; equal on all ranks."""
         return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
 
     def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the same from this rank's logits [n, num_ids], which are overwritten for margins.
-
-        Ranks exchange only their largest logits.
-        """
+        """Return the same from this rank's logits [n, num_ids], which are overwritten for margins."""
         group = get_parallel().tp_group
         index = argmax(logits)
         if group.world_size == 1 and not margins:
@@ -155,10 +148,7 @@ class TargetVocabulary:
 
 
 class LogitShards:
-    """Keeps the logits of a verify on the rank that computed them, one shard of the vocabulary per rank.
-
-    Build it before the target's graphs are captured.
-    """
+    """Keeps the logits of a verify on the rank that computed them. Build it before the target's graphs are captured."""
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -190,7 +180,7 @@ class LogitShards:
 
 
 def _gathers_plainly(processor: Any) -> bool:
-    # a soft cap rounds after the gather, so equal capped logits may differ before it
+    # a soft cap rounds after the gather
     others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
     return get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather and not any(others)
 

@@ -35,7 +35,7 @@ def _kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Callable[_P, _R]:
-    """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
+    """Return an operation that runs the kernel for CUDA tensors, else ``definition``.
 
     ``kernels`` is the module with a launcher of the same name, or None.
     """

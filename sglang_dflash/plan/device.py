@@ -53,7 +53,7 @@ def local_gpu(index: int) -> Device:
 
 
 def why_no_accelerator(name: str | None) -> DFlashError | None:
-    """Return why torch can use no accelerator, with the fix, or None. ``name`` is the GPU's."""
+    """Return why torch can use no accelerator, with the fix, or None."""
     import torch
 
     if torch.accelerator.is_available():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 TOKENS_PER_REQUEST = 8192  # K/V tokens: with fewer, long answers are retracted and prefilled again
-STAGED = 512  # maximum tokens that the drafter's graphs inject: beyond, launches do not bound a step
+STAGED = 512  # maximum tokens that the drafter's graphs inject
 FLOOR = 2 << 30  # kept free for the activations of a prefill
 
 
@@ -18,14 +18,12 @@ def state_slots(
     ratio that the user chose decides alone.
 
     Args:
-        free: bytes for states, records and K/V.
+        free, records, rings: bytes for states, records and K/V; of all replay records; of the drafter's rings.
         ratio: bytes of states per byte of K/V.
-        records: bytes of all replay records, which SGLang charges to the states.
         slot: bytes of a slot. The pool has one more for padding.
         per_request: slots of a running request.
         token: bytes per token in all pools that grow with tokens.
         context: tokens of the longest request.
-        rings: bytes of the drafter's K/V under a draft window.
     """
     own = int((max(0.0, free) * ratio / (1 + ratio) - records - slot) // slot)
     if ratio != STATE_SHARE:
@@ -44,8 +42,7 @@ def rings(running: int, in_transfer: int | None) -> int:
 def history_columns(context: int, tokens: int, block: int) -> int:
     """Return the columns of a request's history.
 
-    The step after the one that ends a request is already launched, so two blocks may lie beyond the text. All later
-    tokens share one column.
+    Two steps may write beyond the text; all later tokens share one column.
     """
     return min(context, tokens) + 2 * block + 2
 
@@ -56,7 +53,7 @@ def sampling(rows: int, vocab: int) -> int:
 
 
 def size(count: float) -> str:
-    """Return ``"2.27 GiB"``, ``"41.0 MiB"`` or ``"20.0 KiB"``; an empty string for 0."""
+    """Return ``"2.27 GiB"`` or the like; an empty string for 0."""
     if count >= 1 << 30:
         return f"{count / (1 << 30):.2f} GiB"
     if count >= 1 << 20:

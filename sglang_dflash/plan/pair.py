@@ -60,7 +60,6 @@ class Pair:
         return bool(self.drafter_files.name)
 
     def read(self) -> None:
-        """Read all files now, so that their errors are raised here."""
         _ = self.drafter, self.widths, self.hybrid
 
     @cached_property
@@ -153,7 +152,6 @@ class Pair:
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:
-        """Return the same pair with the drafter's plain form in ``view``."""
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
 
 
@@ -180,7 +178,6 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 
 def full_layers(text: Mapping[str, Any]) -> int:
-    """Return the number of the target's layers with K/V."""
     types = text.get("layer_types")
     if isinstance(types, list):
         return sum(kind != "linear_attention" for kind in types)

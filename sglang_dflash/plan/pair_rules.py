@@ -261,7 +261,7 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
         return ok("an unused row of the embedding")
     if token in added and not any(word in name for word in _IN_CHATS):
         return ok(name)
-    # some trainers fall back to the padding token, which often also ends texts
+    # some trainers fall back to the padding token
     level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
     return level(
         f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "

@@ -33,14 +33,13 @@ PROVEN = {
         "tests/serving/test_cards.py",
     ),
 }
-# Model types whose embedding is whole in each DP-attention group (``use_attn_tp_group``; on each rank for Qwen3.5): a
-# drafter embeds at times when no other group does.
+# Model types whose embedding is whole in each DP-attention group: a drafter embeds at times when no other group does.
 LOCAL_EMBEDDING = set[str]().union(*(model_types for model_types, _ in PROVEN.values())) - {"llama"}
 _PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
 def unproven_kind(target: Mapping[str, Any]) -> str | None:
-    """Return the parts of a target's ``config.json`` that no test of this package runs, or None."""
+    """Return the parts of a target that no test of this package runs, or None."""
     text = text_config(target)
     kinds = []
     if "linear_attn_config" in text:
@@ -70,8 +69,7 @@ def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str |
     """Return why SGLang's own worker serves DFLASH; None if ours does.
 
     Raises:
-        DFlashError: DP attention lacks a condition, the megakernel is requested, or SGLang's worker cannot serve the
-            pair either.
+        DFlashError: DP attention lacks a condition, the megakernel is requested, or neither worker serves the pair.
     """
     if settings.wants_builtin:
         return f"{SWITCH}=builtin"
@@ -210,7 +208,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
 def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
     """Return whether states are replayed: the user's choice; by default always on a CPU.
 
-    Replay is unmeasured on GPUs: it is the default only if stored states would exceed ``KEPT_SHARE`` of the device.
+    On GPUs replay is unmeasured: it is the default only if stored states would exceed ``KEPT_SHARE``.
     """
     choice = settings.replay_choice
     if choice is not None or settings.replay_obstacle:
@@ -222,7 +220,6 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
 
 
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
-    """Return the widths that graphs are captured for; DFlashError for an invalid width file."""
     if pair.widths is not None:
         return pair.widths.widths_for(block, pair.drafter.block_size)
     if settings.speculative_adaptive_config is not None:
@@ -256,8 +253,8 @@ def _resumes_retracted(settings: Settings) -> bool:
 def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
     """Return the reasons why a verify is not bit-identical to plain decoding; empty if it is.
 
-    Under ``--enable-deterministic-inference`` only attention and the gated delta rule differ. This package computes
-    both as SGLang's Triton kernels do in plain decoding (``worker/exact.py``, ``states/stepped.py``).
+    This package computes attention and the gated delta rule as SGLang's Triton kernels do in plain decoding;
+    deterministic inference covers the rest.
     """
     return tuple(_reasons(settings, pair, machine, replay))
 

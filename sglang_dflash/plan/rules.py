@@ -1,7 +1,6 @@
 """Rules of a command line on a machine, and the order of all rules.
 
-Those on backends follow SGLang 0.5.23's ``layers/attention/attention_registry.py`` and
-``arg_groups/attention_hook.py``.
+Sources: SGLang 0.5.23's ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``.
 """
 
 from __future__ import annotations

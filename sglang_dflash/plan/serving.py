@@ -27,8 +27,7 @@ class DraftWindow:
     def ring_slots(self, context: int) -> int:
         """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
-        Reading starts on a page boundary. The block that ends a request may commit tokens beyond ``context``, and the
-        next step may already be launched.
+        The block that ends a request may commit more, and the next step may already be launched.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -37,8 +36,7 @@ class DraftWindow:
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
 
-    A sliding layer reads ``sliding_window - 1`` tokens before its query. Layers share one slot table, so full layers
-    use at least the sliding window.
+    Layers share one slot table, so full layers read at least as far as the sliding ones.
     """
     if requested is None or not drafter.num_layers:
         return None

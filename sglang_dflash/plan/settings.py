@@ -132,7 +132,6 @@ class Settings:
         return cls(**given)
 
     def validate(self) -> str:
-        """Raise a DFlashError for the first variable or number with an invalid value."""
         for each in _variables():
             value, words = getattr(self, each.name), each.metadata["words"]
             if words and value not in ("", *words):
@@ -159,7 +158,6 @@ class Settings:
 
     @property
     def dequantises(self) -> bool:
-        """Whether quantised weights of the drafter are dequantised into plain layers."""
         return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
 
     @property
@@ -230,7 +228,7 @@ class Settings:
 
     @property
     def replay_choice(self) -> bool | None:
-        """The user's choice by SGLang's flag or our switch; an impossible one is a DFlashError."""
+        """The user's choice by SGLang's flag or our switch."""
         if self.replay_switch == "0" and self.enable_linear_replayssm_spec:
             raise DFlashError(
                 f"{REPLAY_FLAG} and {REPLAY_SWITCH}=0", expected="one of them", remedy=f"unset {REPLAY_SWITCH}"
@@ -246,10 +244,7 @@ class Settings:
         return False if self.replay_switch else None
 
     def record_length(self, block: int) -> int:
-        """Return the positions of a request's replay records; DFlashError if the user chose too few.
-
-        SGLang does not check, and the tokens would be wrong.
-        """
+        """Return the positions of a request's replay records; DFlashError for too few, which SGLang does not check."""
         chosen, needed = self.linear_replayssm_cache_len, ring_length(block)
         if chosen == Settings.linear_replayssm_cache_len:  # the default, or the same value set by the user
             return needed
@@ -277,8 +272,7 @@ def flag_of(name: str) -> str:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    Such a ring is full after every verify, so every commit updates the state, and the prefix cache receives no stale
-    one.
+    Such a ring is full after every verify, so every commit updates the state.
     """
     return max(_MIN_RING, 1 << (block - 1).bit_length())
 

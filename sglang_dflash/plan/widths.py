@@ -25,8 +25,8 @@ class WidthConfig:
 
     Attributes:
         policy: ``random`` is for recordings and tests; ``fixed`` is always the widest.
-        widths: ascending; empty for the powers of two and the block sizes of drafter and server.
-        copies: whether text that a request repeats is copied; None means yes if ``policy`` is ``adaptive``.
+        widths: empty for the powers of two and the block sizes of drafter and server.
+        copies: whether text that a request repeats is copied; by default if ``policy`` is ``adaptive``.
     """
 
     policy: Literal["adaptive", "random", "fixed"] = "adaptive"
@@ -52,7 +52,7 @@ def read_config(path: str | None) -> WidthConfig:
     """Read and check the file; return the defaults without one.
 
     Raises:
-        DFlashError: the file is missing or not a JSON object, or has an unknown key or an invalid value.
+        DFlashError: no JSON object, an unknown key or an invalid value.
     """
     if path is None:
         return WidthConfig()

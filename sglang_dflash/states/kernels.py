@@ -2,14 +2,12 @@
 
 Verify: one program per (values, value head, request).
 
-- Positions past the width read the last position's inputs.
 - The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
   contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
 - 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
-  split into two 16-bit parts: the error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product of the same
-  cost.
+  split into two 16-bit parts: the error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product.
 
-Commit: one program per (values, request, layer). Positions past a count have weight zero.
+Commit: one program per (values, request, layer).
 """
 
 from __future__ import annotations
@@ -191,8 +189,8 @@ def write_state(
     state_at, target_at, update_at, update_low_at, key_at, key_low_at, decays, count, in_values, K: tl.constexpr,
     V: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Advance some values of a state by the first ``count`` > 0 tokens of a block. Addresses are those of the rows
-    # [VALUES, 1] of the values, and of the first token's values [1, VALUES] and key.
+    # Advance some values of a state by the first ``count`` > 0 tokens of a block, from addresses of the values' rows
+    # [VALUES, 1] and of the first token's values [1, VALUES] and key.
     step = tl.arange(0, STEPS)
     token = tl.minimum(step, count - 1)
     # as decay_between in states/reference.py

@@ -6,14 +6,14 @@ strength beta (Yang et al., Gated Delta Networks, 2024):
     S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
 
 Unrolled from the state S before the block, with ``D[t, i]`` the decay between the writes of tokens i and t, and ``e_t``
-the decay since the start of the block:
+that since the start of the block:
 
     u_t + beta_t sum_{i<t} D[t, i] (k_t . k_i) u_i = beta_t (v_t - e_t S k_t)      a lower triangular system
     o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
     S_t = e_t S + sum_{i<=t} D[t, i] u_i k_i^T
 
-Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads; value head j reads key head ``j
-// (HV / H)``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
+Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads (j reads key head ``j // (HV /
+H)``), ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ def gdn_verify(
         q, k: ``[N, H, K]``, not normalised; v: ``[N, HV, V]``. Requests concatenated.
         a, b: inputs of the gates, ``[N, HV]``; A_log, dt_bias: ``[HV]``. ``beta = sigmoid(b)``.
         states: of one layer, ``[slots, HV, V, K]``; slots: ``[bs]``.
-        records: of one layer; the first ``width <= L`` positions of a request's row are written.
-        rows: of each request in the records, ``[bs]``, all different.
-        scale: of the queries.
+        records: of one layer; the first ``width <= L`` positions of ``rows``, ``[bs]``, all different, are written.
         round_beta: whether beta is rounded to the dtype of ``b``.
 
     Returns:
@@ -126,8 +124,7 @@ def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
     Args:
         q, k: normalised, the queries scaled, fp32 ``[bs, H, T, K]``; v: ``[bs, HV, T, V]``.
-        g, beta: ``[bs, HV, T]``.
-        state: before the block, ``[bs, HV, V, K]``.
+        g, beta: ``[bs, HV, T]``; state: ``[bs, HV, V, K]``.
     """
     bs, H, _, K = k.shape
 

@@ -1,7 +1,6 @@
 """State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
 
-SGLang's records are rings with cursors. Here every commit folds the records into the state, so a block's records begin
-at position 0.
+Every commit folds SGLang's ring of records into the state, so a block's records begin at position 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exact verify and commit of the gated delta net: plain decoding's own kernel, launched once per position.
 
-SGLang's packed decode kernel advances a state by one token, in place. A verify launches it over copies of the states; a
-replay's commit over the accepted tokens, with the heads of all layers as one layer's. Scratch row 0 belongs to no
-request: the CPU platform writes skipped rows (negative slots) there.
+SGLang's packed decode kernel advances a state by one token, in place: in a verify on copies of the states, in a
+replay's commit over the accepted tokens. Scratch row 0 belongs to no request: the CPU platform writes skipped rows
+there.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def step_verify(
     keep: _Keep | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Run ``width`` tokens of every request; arguments and result as in ``reference.gdn_verify``.
+    """Run ``width`` tokens of every request, as ``reference.gdn_verify`` does; the states do not change.
 
-    The states do not change. ``keep(t, after)`` receives the states after position t, ``[bs, HV, V, K]`` in the pool's
-    dtype; the next position overwrites them.
+    ``keep(t, after)`` receives the states after position t, ``[bs, HV, V, K]`` in the pool's dtype, until the next
+    position.
     """
     bs, (H, K), (HV, V) = len(slots), q.shape[1:], v.shape[1:]
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
@@ -58,7 +58,7 @@ def step_verify(
 
 
 def record(records: Records, rows: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, width: int) -> None:
-    """Record the inputs of :func:`step_commit` for a block, in one layer's ``records``: raw keys and values, a and b.
+    """Record the inputs of :func:`step_commit` in one layer's ``records``: raw keys and values, a and b.
 
     ``rows`` are the requests' in the records, ``[bs]``, row 0 for padding. b is in the first lane of ``updates_low``.
     """
@@ -113,7 +113,7 @@ def step_commit(
 
 
 def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Per position, with the heads of all layers side by side. Outputs are not read, so keys replace the queries.
+    # Per position, with the heads of all layers side by side; keys replace the queries, as outputs are not read.
     assert records.updates_low is not None
     rings = records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
     k, v, a, b = (

@@ -1,7 +1,4 @@
-"""The seam to SGLang: its version, the value attached to its arguments, and every imported name.
-
-Every process may import ``launch``; only a scheduler imports ``worker``.
-"""
+"""The seam to SGLang: ``launch`` has the names for every process, ``worker`` those for a scheduler."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
 SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose
 SAVED = 3.0  # in steps: the largest budget, and the maximum expected loss of a probe
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
-# steps between probes: of a wider width, while drafts may have improved, and of a doubtful cost
+# steps between probes: of a wider width, while drafts may have improved, of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
 
 
@@ -40,8 +40,8 @@ class Explorer:
     """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
     A probe loses the time in which the best width would commit the same tokens. Probe wider on credit when the batch
-    has changed, and from a separate budget if drafts may have improved. A width with few measured steps is probed if it
-    would be the best at its lower bound.
+    has changed, and from a separate budget if drafts may have improved; or a width that may be the best at its lower
+    bound.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,7 @@ class Explorer:
         Args:
             row, tokens: expected milliseconds per step and tokens per request, by column.
             lower_bounds: returns the least milliseconds by column.
-            improved: whether drafts may survive better.
-            changed: whether the batch differs from that of the last step.
+            improved, changed: whether drafts may survive better; whether the batch differs from the last step's.
         """
         step, rate = row[best], tokens[best] / row[best]
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
@@ -100,7 +99,7 @@ class AdaptiveWidth(WidthPolicy):
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts; wider widths are for copies. None means all.
+        drafted: positions that the drafter drafts; wider widths are for copies.
     """
 
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
@@ -111,7 +110,7 @@ class AdaptiveWidth(WidthPolicy):
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
-        # Without a match, widths beyond the drafter's block cannot help. With a drafter, one block is always a choice.
+        # without a match, widths beyond the drafter's block cannot help; one block is always a choice
         self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
         self._best = 0
         self._missed_gains = 0.0

@@ -1,7 +1,7 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
-A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a common drift: fading
-geometric means of measured over predicted times. Predictions never fall with width.
+A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a common drift.
+Predictions never fall with width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 FADING = 0.05  # weight of the newest step in a mean of many
 OUTLIER = 0.5  # clamp of log(measured / predicted): an outlier moves a settled cell by 5 %
-DOUBT = 0.3  # logarithm by which an unmeasured cell may be too high; n steps divide it by sqrt(1 + n)
+DOUBT = 0.3  # logarithm by which an unmeasured cell may be too high, divided by sqrt(1 + steps)
 
 
 class CostTable:
@@ -65,7 +65,6 @@ class CostTable:
         return [factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True)]
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
-        # rows around a batch size, and the share of the higher one
         sizes = self.batch_sizes
         high = bisect_right(sizes, batch_size)
         if not 0 < high < len(sizes):

@@ -29,8 +29,7 @@ class Prospect:
 class WidthPolicy:
     """Chooses each step's block width, here always the widest.
 
-    A policy is a function of its calls (no clock, no unseeded randomness), so ranks with equal calls choose equal
-    widths.
+    A policy is a function of its calls (no clock, no unseeded randomness), so ranks choose equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -58,7 +57,7 @@ class WidthPolicy:
         return None
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
-        """Record a finished step. Steps arrive in launch order, one step late.
+        """Record a finished step, in launch order, one step late.
 
         Args:
             accept_lens: per request, accepted drafts plus bonus token, 1 to ``width``.

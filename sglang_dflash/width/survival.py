@@ -1,8 +1,8 @@
 """Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
 
-The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits over tries among the requests that reached
-draft j (Kaplan and Meier, 1958), with counts that fade. Without evidence it falls back to the previous position, and
-finally to a prior. A CUSUM test (Page, 1954) detects a change of traffic and drops older evidence.
+The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits over tries (Kaplan and Meier, 1958), with
+counts that fade. Without evidence it falls back to the previous position, and finally to a prior. A CUSUM test (Page,
+1954) detects a change of traffic and drops older evidence.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from sglang_dflash.width.policy import BUCKETS
 
-PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards: published drafters accept about 4 to 6 tokens of 16
+PRIOR, MATCHED_PRIOR = 0.8, 0.9  # published drafters accept about 4 to 6 tokens of 16
 # weights, in tries, of the prior, of the previous position's hazard and of the pool's
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
-# extra weight of the prior: first requests are often a warm-up with odd prompts
+# first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
 MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which evidence has faded to 1/e: of tried and untried positions
 TILT = 1.5  # change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
@@ -32,15 +32,15 @@ Counts = tuple[list[float], list[float]]
 class Cusum:
     """One-sided test for a change: a log-likelihood ratio that restarts at 0.
 
-    A surplus of s drafts over the expectation adds, to second order, ``TILT * s - TILT**2 / 2 * v``, where v is the
-    variance of s. The last restart is the likeliest moment of the change; ``before`` has its counts.
+    A surplus of s drafts adds, to second order, ``TILT * s - TILT**2 / 2 * v``, where v is the variance of s. The last
+    restart is the likeliest moment of the change; ``before`` has its counts.
     """
 
     def __init__(self, before: Counts) -> None:
         self.score, self.rose, self.before = 0.0, False, before
 
     def is_certain(self, surplus: float, variance: float) -> bool:
-        """Add a step's surplus of commits in the direction to detect; return whether a change is certain."""
+        """Add a step's surplus of commits; return whether a change is certain."""
         step = TILT * surplus - TILT * TILT / 2 * variance
         self.rose = step > 0
         self.score = max(self.score + step, 0.0)
@@ -51,12 +51,12 @@ class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
     ``tokens``, by width, are the tokens that a step commits per request, bonus included: 1 + sum over k < width of S_k.
-    A ``pool`` contains these requests; its hazards are the prior.
+    A ``pool``'s hazards are the prior.
     """
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # by draft position; counts are in `_units`, which grow with each step, instead of all old evidence fading
+        # counts are in `_units`, which grow with each step, instead of all old evidence fading
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
@@ -92,7 +92,7 @@ class Survival:
             self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
-        # add tries and commits; return the surplus of commits over the expectation, and its variance
+        # add tries and commits; return the surplus over the expectation, and its variance
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
@@ -190,11 +190,9 @@ class SurvivalByMatch:
         return mean
 
     def _if_always(self, survival: Survival, path: int) -> list[float]:
-        # Blocks of `path` count a long run of good drafts several times, wider ones less often. If a draft were right
-        # in any block or in none, one step of `path` would replace sum(ends[::width]) steps of `width`: ends[k] is the
-        # share of blocks after whose start k to k + path - 1 drafts are right. But drafts near the anchor are better,
-        # so narrower blocks yield at least what the survival predicts. So do wider ones that copy: a match ends with
-        # its copy.
+        # If a draft were right in any block or in none, one step of `path` would replace sum(ends[::width]) steps of
+        # `width`: ends[k] is the share of blocks with k to k + path - 1 right drafts. But drafts near the anchor are
+        # better, so narrower blocks yield at least what the survival predicts; so do wider ones that copy.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width
@@ -219,5 +217,5 @@ class SurvivalByMatch:
         for survival, lengths in zip(self.buckets[1:], by_bucket[1:], strict=True):
             if lengths:
                 survival.observe(width, lengths)
-        # accepted beyond the drafter's block by chance, or from a match that the host had not read yet
+        # accepted by chance, or from a match that the host had not read yet
         self.unmatched.observe(min(width, self._drafted), [min(length, self._drafted) for length in by_bucket[0]])

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 
 class Accept(RequestRows):
-    """Chooses the target's tokens: in a prefill through SGLang, in a block directly."""
-
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
         self._sync, self._shards = SpecTpSync(get_dp_tp_group()), LogitShards(runner, vocabulary)
@@ -60,7 +58,7 @@ class Accept(RequestRows):
         self.start(batch)
 
     def synchronise(self, tokens: Tensor) -> None:
-        """Overwrite ``tokens`` with the first rank's: ranks must commit the same tokens."""
+        """Ranks must commit the same tokens: overwrite them with the first rank's."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
@@ -71,7 +69,6 @@ class Accept(RequestRows):
         self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def before_verify(self, step: Step) -> None:
-        """Start to copy the drafts to the host, for grammars and custom logit processors."""
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
         if step.batch.sampling_info.has_custom_logit_processor:
@@ -146,7 +143,6 @@ class Accept(RequestRows):
 
 
 def needs_only_the_largest(batch: ScheduleBatch) -> bool:
-    """Return whether each row's token is the argmax of the target's unchanged logits."""
     info = batch.sampling_info
     return (
         info.is_all_greedy
@@ -166,7 +162,7 @@ def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Repeat the sampling parameters of bs requests for the bs * width rows of a block."""
+    """Repeat bs requests' sampling parameters for bs * width rows."""
     if info.is_all_greedy:
         return info
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed

@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
 
 class RecurrentCommit:
-    """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
+    """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
+    prefix-cache track boundaries.
 
-    A request that crosses a prefix-cache track boundary also gets a snapshot there.
-
-    Args:
-        replays: whether the verify records writes instead of keeping states.
-        exact: whether a replay repeats plain decoding's steps.
+    ``replays``: the verify records writes instead of keeping states. ``exact``: a replay repeats plain decoding's
+    steps.
     """
 
     def __init__(self, target_worker: TpModelWorker, *, replays: bool, exact: bool) -> None:
@@ -43,7 +41,7 @@ class RecurrentCommit:
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
 
     def before_verify(self, step: Step) -> None:
-        """Fill ``step.interval``. Most steps cross no boundary, and a snapshot costs as much as a commit."""
+        """Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self._recurrent:
             if not self._interval:
                 self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
@@ -98,5 +96,4 @@ class RecurrentCommit:
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:
-    """Return whether a request that gains up to ``growth`` tokens may reach a multiple of ``interval``."""
     return any(length % interval + growth >= interval for length in lengths)

@@ -1,7 +1,6 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-At the first difference between copy and drafts, one of them is offered; the verify shows which was right. The host
-reads this one step late, and learns what to offer.
+At the first difference between copy and drafts, one of them is offered; the host learns one step late which was right.
 """
 
 from __future__ import annotations
@@ -27,17 +26,14 @@ if TYPE_CHECKING:
 
 MIN_MATCH = 4  # shortest match that is copied
 MAX_MATCH = 16  # longest match that is distinguished
-EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts whose margin reaches at most this many edges
-PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
+EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts of up to this many edges
+PRIOR, MEMORY = 0.3, 32  # score without evidence; results after which one has faded to 1/e
 # a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
 COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
 
 
 class Evidence:
-    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``.
-
-    All ranks see the same results in the same order.
-    """
+    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``."""
 
     def __init__(self) -> None:
         margins = [cell % (MARGIN_EDGES + 1) for cell in range(COPY_CELLS)]
@@ -45,14 +41,12 @@ class Evidence:
         self.results = 0
 
     def count(self, cell: int, copy_was_right: bool) -> bool:
-        """Count a result; return whether it changes the choice."""
         before = self.scores[cell]
         self.scores[cell] += ((COPY_WAS_RIGHT if copy_was_right else DRAFT_WAS_RIGHT) - before) / MEMORY
         self.results += 1
         return (before > 0) != (self.scores[cell] > 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
         columns = MARGIN_EDGES + 1
         rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
         return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
@@ -65,8 +59,8 @@ class Evidence:
 class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; columns past the anchor are
-    stale. ``found`` [rows, 2] has the newest matches, as in ``ops.reference.step.match_copies``.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; ``found`` [rows, 2] the newest
+    matches, as in ``ops.reference.step.match_copies``.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -78,7 +72,7 @@ class Copies(RequestRows):
         self.evidence = Evidence()
         self._choices = self.evidence.choices().to(device)
         self._vocabulary, self._width = config.vocab_size, width
-        self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
+        self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
     def start(self, batch: ScheduleBatch) -> None:
         rows = batch.req_pool_indices_cpu.tolist()
@@ -101,12 +95,11 @@ class Copies(RequestRows):
         offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=MIN_MATCH)
 
     def commit(self, step: Step) -> None:
-        """Append the committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
     def read(self, record: StepRecord) -> None:
-        """Read a finished step's matches, count the copied tokens, and learn which side was right."""
+        """Read a finished step's matches, and learn which side was right."""
         assert record.found is not None
         found, lengths, changes = record.found.tolist(), [], False
         for req, row, accepted in zip(record.requests, record.rows, record.accept_lens, strict=True):
@@ -116,7 +109,7 @@ class Copies(RequestRows):
                 if taken:
                     if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
                         lengths.append(known)
-                    # at the first difference only one can be right, so tokens accepted after it came from the copy
+                    # at the first difference only one can be right
                     record.copied_tokens += max(0, accepted - place)
                 offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
@@ -131,7 +124,6 @@ class Copies(RequestRows):
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def buckets(self, reqs: Sequence[Req]) -> list[int]:
-        """Return the bucket of each request's latest match, as in :meth:`WidthPolicy.width`."""
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
@@ -139,8 +131,8 @@ class Copies(RequestRows):
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens``, the host's
-        # view of ``newest``, lags by up to two blocks.
+        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens`` is the
+        # host's late view of it.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         match_copies(self.history, self.found, rows, after, tokens, newest, longest=MAX_MATCH, bound=bound)
 

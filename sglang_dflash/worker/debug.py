@@ -1,9 +1,8 @@
 """Debugging aids of a step: profiler ranges, and a guard against calls that synchronise with the device.
 
 A first call may wait for a compilation, so a server should only warn. SGLang functions that synchronise:
-``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), Triton attention's
-``update_sliding_window_buffer`` (sliding layers, no CUDA graph), FlashInfer's ``call_begin_forward`` (drafters with
-sliding layers; other models without a CUDA graph).
+``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), ``update_sliding_window_buffer``
+(Triton attention, sliding layers, no CUDA graph), ``call_begin_forward`` (FlashInfer, sliding layers or no CUDA graph).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 def stage(name: str) -> AbstractContextManager[Any]:
-    """Return the profiler range of a stage; without a profiler it would cost several small operators."""
+    """Return a stage's profiler range; without a profiler it would cost several small operators."""
     return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
@@ -38,7 +37,7 @@ def _cuda_debug_mode(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-# by device type: a context in which a sync warns ("warn"), raises ("error") or does neither ("default")
+# by device type: a context in which a sync warns, raises or does neither
 MODES: dict[str, Callable[[str], AbstractContextManager[None]]] = {"cuda": _cuda_debug_mode}
 
 

@@ -1,9 +1,8 @@
 """Exact mode: attention of a verify by rows, and a check of the target's products.
 
-Hooks lay a block out as decode rows in SGLang's Triton backend: row i of a request with p committed tokens is a decode
-of length p + 1 + i. Under deterministic inference rows are independent and the split of a row's keys depends on its
-length alone, so each row is bit-identical to plain decoding. Products are not exact if their kernel, which depends on
-the number of rows, sums in another order.
+Hooks lay a block out as decode rows in SGLang's Triton backend. Under deterministic inference rows are independent and
+the split of a row's keys depends on its length alone, so each row is bit-identical to plain decoding. Products are not
+exact if their kernel depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def attend(
 
 
 def as_rows(forward_batch: Any, width: int) -> Any:
-    """Return SGLang's batch of blocks of ``width`` positions as a decode of that many rows per request."""
+    """Return SGLang's batch of blocks as a decode of ``width`` rows per request."""
     rows, bs = copy.copy(forward_batch), len(forward_batch.req_pool_indices)
     lens, total = forward_batch.seq_lens[:bs], forward_batch.seq_lens_sum
     after = torch.arange(1, width + 1, dtype=lens.dtype, device=lens.device)
@@ -66,9 +65,8 @@ def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
 def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int = 256) -> list[Any]:
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
-    Run one projection of each shape, a block of experts and the LM head with the row counts of verifies of ``widths``.
-    Compare the bits of the first ``compared`` rows with those of each row alone: where oneDNN sums in another order,
-    one row in forty shows it.
+    Compare the bits of the first ``compared`` rows of one projection per shape, of experts and of the LM head with
+    those of each row alone: where oneDNN sums in another order, one row in forty shows it.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
     processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))

@@ -1,4 +1,4 @@
-"""Steps in flight: what the worker keeps of a launched step until its counts and its time are known."""
+"""Steps in flight: what the worker keeps of a launched step."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ class StepRecord:
 
     Attributes:
         width: positions of the block, anchor included.
-        requests: until the step is counted.
-        buckets: per request, the bucket of its match at the launch; empty without copied blocks.
-        found: int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`.
-        rows: of the requests in ``found``.
+        buckets: per request, the bucket of its match at the launch.
+        found: int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`; ``rows``: the requests' in it.
         not_finite: in some steps, the drafter's count of non-finite positions, int64 [], from :func:`on_host`.
         caught_up: whether the step also injected tokens of plain steps, so that its time is an upper bound.
         accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
-        match_lens: lengths of the copied matches.
-        copied_tokens: accepted tokens at copied positions.
+        match_lens, copied_tokens: lengths of the copied matches; accepted tokens at copied positions.
         milliseconds: until the next step's start; None until then, and after another forward.
     """
 
@@ -50,7 +47,7 @@ class StepRecord:
 
 
 class StepTimer:
-    """Times one of ``every`` decode steps without blocking: by events on an accelerator, or by the host's clock."""
+    """Times one of ``every`` decode steps without blocking."""
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
         device = torch.device(device)
@@ -60,7 +57,6 @@ class StepTimer:
         self._last: tuple[StepRecord, Any] | None = None
 
     def started(self, record: StepRecord) -> None:
-        """Call on the step's stream before its launch."""
         timed = self._launched % self._every == 0
         self._launched += 1
         now = self._now() if timed or self._last is not None else None
@@ -73,7 +69,6 @@ class StepTimer:
         self._last = None
 
     def finished(self) -> list[StepRecord]:
-        """Return the steps whose time has become available."""
         done = []
         while self._untimed and (self._events is None or self._untimed[0][2].query()):
             record, start, end = self._untimed.popleft()

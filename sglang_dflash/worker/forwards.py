@@ -22,9 +22,9 @@ MAX_PENDING = 16  # plain decoding steps whose tokens are injected together
 
 
 class Draft:
-    """Drafts the block; the drafter's own block has ``drafted`` positions, anchor included.
+    """Drafts the block; ``drafted`` are the positions of the drafter's own block, anchor included.
 
-    ``broken``, int64 [], counts the drafted positions whose hidden state was not finite.
+    ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
@@ -43,15 +43,13 @@ class Draft:
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):
             output = self._drafter.forward(forward_batch).logits_output
-        # a graph pads the batch and overwrites its outputs at the next replay: slice and copy
+        # a graph pads the batch and overwrites its outputs
         bs = len(step.tokens)
         margins = None if output.margins is None else output.margins[:bs]
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
 
 class NoDrafter:
-    """Without a drafter, every position is left to the copies."""
-
     staged = None
 
     def __init__(self, device: torch.device | str) -> None:
@@ -82,7 +80,7 @@ class Verify:
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def verify(self, step: Step) -> None:
-        # stores this step's snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
+        # stores snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
         if step.interval or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
         forward_batch = self._batches(step, step.target_kv)
@@ -97,17 +95,17 @@ class Verify:
 class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
-    Without a draft window both pools use the same slot numbers, so requests that share a cached prefix share the
-    drafter's K/V too. ``defers``: inject plainly decoded tokens later, in :meth:`catch_up`. Must be False on a decoding
-    server (a transfer may reuse freed slots first) and with hierarchical cache.
+    Without a draft window both pools use the same slot numbers, so requests share the drafter's K/V of cached prefixes.
+    ``defers``: inject plainly decoded tokens later, in :meth:`catch_up`. Must be False on a decoding server (a transfer
+    may reuse freed slots first) and with hierarchical cache.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
-        # a ring has a slot for each pending token in addition to the block
+        # a ring has a slot for each pending token
         self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.window.tokens)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._rows: Tensor | None = None  # of the pending tokens' batch; SGLang replaces it when its requests change
+        self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
         self._staged = 0  # tokens that the drafter's next forward injects
 
     @property
@@ -116,7 +114,7 @@ class Inject:
         return staged
 
     def stage(self, width: int) -> None:
-        """Allocate the memory through which the drafter's graphs inject a block; before they are captured."""
+        """Allocate the memory through which the drafter's graphs inject; before they are captured."""
         model, pool = self._drafter.model, self._drafter.token_to_kv_pool
         tokens = min(STAGED, self._drafter.max_running_requests * width)
         if self._defers:
@@ -125,10 +123,7 @@ class Inject:
             model.staged = StagedContext(hidden, positions, slots, pool)
 
     def inject(self, step: Step) -> None:
-        """Inject the verified block, or queue it for the drafter's next forward.
-
-        Rejected positions may be injected too: the next block overwrites them before they are read.
-        """
+        """Inject the verified block, or queue it. The next block overwrites rejected positions before they are read."""
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         staged, tokens = self.staged, len(positions)
@@ -140,14 +135,13 @@ class Inject:
         else:
             if rows is not self._rows or len(self._pending) == self._most_pending:
                 self.catch_up()
-            # a graph overwrites its outputs at the next replay
             self._pending.append((hidden.clone(), positions, slots))
             self._rows = rows
 
     def before_draft(self, step: Step, drafted: int) -> bool:
         """Inject what the drafter's forward of ``drafted`` positions does not inject itself; see :meth:`catch_up`.
 
-        A draft forward injects the staged tokens of any request if it has at least as many rows.
+        A draft forward injects any request's staged tokens if it has as many rows.
         """
         staged, bs = self.staged, len(step.tokens)
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
@@ -162,7 +156,7 @@ class Inject:
     def catch_up(self) -> bool:
         """Inject queued tokens, before the drafter reads them or their slots change owner.
 
-        Returns whether plainly decoded tokens were among them, which takes longer.
+        Returns whether plainly decoded tokens were among them.
         """
         plain = bool(self._pending)
         if self._staged:
@@ -198,7 +192,6 @@ class Inject:
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
         total = sum(batch.extend_lens)
-        # per request: position of its first token minus that token's index in the batch
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self.write(hidden, None, positions, self._slots(kv_loc_plan))

@@ -24,20 +24,20 @@ def wants_target_layers(req: Any) -> bool:
 
 
 def keep_last_layer(target: Any) -> None:
-    """Make the target also return its last layer, if clients may request it; before its graphs are captured."""
+    """Make the target also return its last layer; before its graphs are captured."""
     for module in target.model.modules():
         if isinstance(module, LogitsProcessor) and get_exec().features.return_hidden_states_mode:
             module.keep_last_hidden_states = True
 
 
 def for_clients(batch: Any, output: Any) -> Tensor | None:
-    """Return the states that the scheduler copies to the host, in memory that no graph overwrites, or None.
+    """Return the states that the scheduler copies to the host, or None.
 
     Args:
         output: the target's, with ``hidden_states`` [T, K * H] and ``last_hidden_states`` [T, H].
 
     Returns:
-        [T, H]; [T, H + K * H] if a request wants the target layers. T is 1 per request of a prefill on a server whose
+        [T, H]; [T, H + K * H] if a request wants the target layers. In a prefill T is 1 per request if the server's
             mode is ``last``.
     """
     if not batch.return_hidden_states or output.hidden_states is None:
@@ -54,7 +54,7 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
 def own_columns(original: Callable[..., Any], *args: Any, req: Any, **options: Any) -> Any:
     """Hook around the functions of ``SchedulerBatchResultProcessor`` that append rows to ``req.hidden_states``."""
     if serving.plan is not None and req.return_hidden_states:
-        size = serving.plan.drafter.hidden_size or None  # without a drafter all columns are the last layer's
+        size = serving.plan.drafter.hidden_size or None
         columns = slice(size, None) if wants_target_layers(req) else slice(size)
         if output := options.get("logits_output"):
             options["logits_output"] = replace(output, hidden_states=output.hidden_states[:, columns])

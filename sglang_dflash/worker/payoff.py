@@ -36,7 +36,6 @@ class RecentBlocks:
         return self.tokens / self.number if self.number else None
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step, without plain steps and blocks with a match."""
         if record.width == 1:
             return
         buckets = record.buckets or [0] * len(record.requests)
@@ -52,8 +51,7 @@ class RecentBlocks:
 class Payoff:
     """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
 
-    ``known`` are causes that hold for the whole server, with their evidence. ``pays`` is None until enough blocks were
-    verified.
+    ``known`` causes hold for the whole server. ``pays`` is None before a judgement.
     """
 
     def __init__(self, known: Mapping[str, str | None], clock: Callable[[], float] = monotonic) -> None:
@@ -63,7 +61,6 @@ class Payoff:
         self._has_warned, self._next_check = False, 0.0
 
     def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
-        """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
         self._recent.count(record)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
@@ -75,7 +72,7 @@ class Payoff:
             logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
 
     def forget(self, stale: str | None) -> None:
-        """Forget recent steps after a weight update; ``stale`` is the evidence for a drafter older than its target."""
+        """Forget recent steps; ``stale`` is the evidence for a drafter older than its target."""
         self._recent, self.pays, known = RecentBlocks(), None, self._known.pop(causes.STALE_DRAFTER, None)
         if stale is not None:
             self._known[causes.STALE_DRAFTER] = stale
@@ -129,7 +126,6 @@ class Payoff:
 
 
 def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
-    """Return the causes that the two models' configurations show, with their evidence."""
     served, drafts = target.model_config, drafter.model_config
     found: dict[str, str | None] = {
         causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,

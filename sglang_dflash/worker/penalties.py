@@ -1,7 +1,4 @@
-"""Penalties that count every generated token, including those of the running step.
-
-SGLang's penalizers count on the host, under overlap a whole block late.
-"""
+"""Penalties that count every generated token: SGLang's are a whole block late under overlap."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class _Slots(NamedTuple):
 
 
 class Penalties:
-    """Frequency, presence and repetition penalties and ``min_new_tokens`` of the running requests.
+    """Penalties and ``min_new_tokens`` of the running requests.
 
     Memory: 4 bytes x request slots x vocabulary, allocated when the first request with a penalty arrives.
     """
@@ -36,7 +33,7 @@ class Penalties:
         self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill, and replace SGLang's penalties, which no longer count a retracted request's
+        """Start a prefill's requests, and replace SGLang's penalties, which no longer count a retracted request's
         tokens."""
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
@@ -64,7 +61,6 @@ class Penalties:
         counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
     def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
-        # SGLang adds one matrix to the logits of a prefill and scales them by another
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._slots is not None:
@@ -79,7 +75,7 @@ class Penalties:
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    # also rows without a penalty: a slot may have held another request
+    # a slot may have held another request
     fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -96,7 +92,7 @@ def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
 
     Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``.
     """
-    table = []  # per request: the first position whose token may end it, and the tokens that end it
+    table = []  # per request: the first position whose token may end it, and such tokens
     for req in reqs:
         params, stops, free_from = req.sampling_params, [0], 0
         # the host count may be one step old; positions decide exactly

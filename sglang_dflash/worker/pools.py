@@ -37,8 +37,8 @@ _RAISED_BY = {  # by the limit of concurrent requests
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
-    SGLang does not charge a replay's convolution windows, which are subtracted here. Then the number of states is set,
-    unless the user set it or SGLang gives each request one state, as without a prefix cache and on a decoding server.
+    Subtract a replay's convolution windows, which SGLang omits, and set the number of states, unless the user set it or
+    SGLang gives each request one, as without a prefix cache and on a decoding server.
 
     Raises:
         DFlashError: the weights leave too little for one request.

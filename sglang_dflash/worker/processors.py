@@ -29,14 +29,11 @@ class HostCopy:
         self._done.record()
 
     def wait(self) -> list[Any]:
-        """Block until the copy is complete; return nested lists."""
         self._done.synchronize()
         return [tensor.tolist() for tensor in self._host]
 
 
 class Processors:
-    """Applies the processors of a block, and keeps the generated tokens of their requests on the host."""
-
     def __init__(self) -> None:
         self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
         self._arriving: list[tuple[list[tuple[int, ref[Req]]], HostCopy]] = []
@@ -44,11 +41,10 @@ class Processors:
         self._shown: list[tuple[Req, Any]] = []
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; give the others of a mixed batch their complete ``output_ids``."""
+        """Start a prefill's requests; complete the ``output_ids`` of the others in a mixed batch."""
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # of requests that were retracted or have ended
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
@@ -65,7 +61,6 @@ class Processors:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
     def copy_block(self, draft_tokens: Tensor) -> None:
-        """Start to copy the block, int64 [bs, w], before the target's forward."""
         self._block = HostCopy(draft_tokens)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
@@ -73,7 +68,7 @@ class Processors:
 
         Args:
             logits: [bs, w, V], adjusted in all other ways.
-            choose: returns the target's tokens at a position, int64 [bs]; drafts that equal them are accepted.
+            choose: returns the target's tokens at a position, int64 [bs].
 
         Returns:
             The results of ``choose``, until every request with a processor has rejected a draft.

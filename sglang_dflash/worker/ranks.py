@@ -1,7 +1,7 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
 Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row, so
-all policies receive the same calls in the same order. This adds no message and no wait.
+all policies receive the same calls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sglang_dflash.worker.flight import StepRecord
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch
 
-# Columns: the policy's state; the load; the width of a finished step; a timed step (requests, width, nanoseconds,
-# whether they are an upper bound); the finished step's requests by bucket and accept length.
+# Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper
+# bound or not); the finished step's requests by bucket and accept length.
 FINGERPRINT, REQUESTS, CONTEXT, MATCHES, WIDTH, TIMED = 0, 1, 2, slice(3, 3 + BUCKETS), 3 + BUCKETS, 4 + BUCKETS
 COUNTS = TIMED + 4
 
@@ -36,7 +36,6 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
-        """Return the load of one rank, whose requests have these ``buckets``."""
         requests = 0 if batch is None else batch.batch_size()
         context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
         return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
@@ -49,8 +48,7 @@ class Rounds:
     requests.
 
     Args:
-        policy: equal to that of every other rank.
-        widest: positions of the widest block.
+        policy: equal on all ranks.
         buckets: returns each request's bucket of match length.
     """
 
@@ -62,13 +60,13 @@ class Rounds:
         self.load = Load.of(None, ())
 
     def finished(self, record: StepRecord, timed: Sequence[StepRecord]) -> None:
-        """Note a finished step and newly timed ones; all ranks' policies receive them at the next gather."""
+        """The policies of all ranks receive the steps at the next gather."""
         self._finished.append(record)
         self._timed.extend(timed)
 
     def row(self, batch: ScheduleBatch | None) -> Tensor:
         """Return this rank's columns, int64 [columns] on the host, before it runs ``batch``."""
-        self._learn()  # the comparison of fingerprints thus precedes every choice of a width
+        self._learn()  # before every choice of a width
         row = [0] * (COUNTS + BUCKETS * self._widest)
         row[FINGERPRINT] = self._policy.fingerprint()
         if batch is not None and batch.forward_mode.is_decode():
@@ -109,7 +107,7 @@ class Rounds:
             counts = rows[rows[:, WIDTH] == width, COUNTS:].sum(0).tolist()
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
             self._policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
-        # the ranks wait for each other, so their times of a step are one measurement
+        # the ranks wait for each other, so their times are one measurement
         for requests, width, time, bound in rows[rows[:, TIMED] > 0, TIMED:COUNTS].tolist()[:1]:
             self._policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
         self._news = None
@@ -120,7 +118,7 @@ _batch: Any = None
 
 
 def join(rounds: Rounds | None) -> None:
-    """Set the rounds of this process; None if all steps have one width or one rank."""
+    """Set the rounds of this process, or None."""
     global _rounds
     _rounds = rounds
 

@@ -1,7 +1,7 @@
 """SGLang's sampler, with every token drawn by a seed: the request's own, or a random one.
 
-Stock SGLang reads seeds only under ``--enable-deterministic-inference``, where it draws here too. Otherwise a token's
-noise is a function of seed, position and token, independent of batch, block width and drafter.
+Its noise is a function of seed, position and token, independent of batch, block width and drafter. Under
+``--enable-deterministic-inference`` SGLang's own seeds apply.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """Seeds of the running requests, a row per request slot; equal on ranks that serve the same requests."""
+    """Seeds of the running requests; equal on ranks that serve the same requests."""
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
         self._slots = torch.zeros(len(pool.req_to_token), dtype=torch.int64, device=pool.device)
         self._random = random.Random(random_seed)
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; decoding requests of a mixed batch keep their seeds."""
         if _draws(batch.sampling_info):
             fresh = fresh_rows(batch)
             seeds = [self._seed(batch.reqs[i]) for i in fresh]

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 class RequestRows:
-    """Data that the worker keeps per row of the target's request pool."""
-
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill, before the target's forward.
 
-        A row may have held another request. Decoding requests of a mixed batch and later chunks of a prompt continue.
+        A row may have held another request. Decoding requests of a mixed batch and later chunks continue.
         """
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
@@ -45,7 +43,7 @@ class RequestRows:
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:
-    """Return the indices of the requests that a prefill starts, without decoding ones of a mixed batch."""
+    """Return the indices of the requests that a prefill starts."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}
     return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
 
@@ -53,9 +51,8 @@ def fresh_rows(batch: ScheduleBatch) -> list[int]:
 class DraftState(SpecInput):
     """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch through
-    filter and merge. The scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and
-    ``batch.seq_lens``.
+    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch. The
+    scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
 
     Args:
         in_flight: width of the step that returned this state; with overlap, ``committed_cpu`` lacks its tokens.
@@ -85,8 +82,8 @@ class DraftState(SpecInput):
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream.
 
-        Reserve a full block after the committed length; with overlap the host's length is one step old. If slots are
-        missing, reserve two, so that plain steps allocate rarely.
+        Reserve a full block after the committed length, which may be one step old; if slots are missing, two, so that
+        plain steps allocate rarely.
         """
         if batch.batch_size() == 0:
             return
@@ -134,7 +131,6 @@ class DraftState(SpecInput):
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def _reserve_less(self, batch: ScheduleBatch, blocks: int, page_size: int) -> tuple[list[int], list[int]]:
-        """Reserve nothing past the requests' ends, then fewer positions of the block."""
         late = self.late(batch)
         for ahead in (blocks, *range(blocks // 2 + late, late, -1)):
             current, reserved = lens_to_the_end(batch.reqs, ahead, page_size)
@@ -166,7 +162,7 @@ class DraftState(SpecInput):
 def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
     """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
-    Without them one is retracted, and the last one aborted: it must have one position, as in plain decoding.
+    The last request must have one position, as in plain decoding.
     """
     if serving.plan is None:
         return original(batch, requests, page_size)
@@ -175,7 +171,7 @@ def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests
 
 
 def lens_to_the_end(reqs: Sequence[Req], ahead: int, page_size: int) -> tuple[list[int], list[int]]:
-    """Return the requests' lengths with KV slots, now and with ``ahead`` more positions, but none past their ends."""
+    """Return the lengths with KV slots, now and with ``ahead`` more positions, but none past the ends."""
     current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=ahead, page_size=page_size)
     ends = [ceil_align(_end(req), page_size) for req in reqs]
     lens = zip(current, reserved, ends, strict=True)
@@ -188,7 +184,7 @@ def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int
 
 
 def _end(req: Req) -> int:
-    # requests of no token decode too, if a step was launched before their prefill was processed
+    # a step may have been launched before a prefill of no token was processed
     return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
 
 

@@ -39,10 +39,10 @@ class BlockKV:
 
     Attributes:
         seq_lens: int64 [bs], context tokens before the block.
-        slots: int64 [bs * w], KV slots of the block's positions.
+        slots: int64 [bs * w].
         host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``. ``host_tokens``: their
             sum.
-        plan: SGLang's plan of these slots, shared by every forward and write of the step.
+        plan: SGLang's plan of these slots.
     """
 
     width: int
@@ -54,7 +54,6 @@ class BlockKV:
     plan: Any = None
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
-        """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
         plan = translator.plan(
             req_pool_indices=rows,
             seq_lens=self.seq_lens,
@@ -78,18 +77,16 @@ class Step:
 
     Attributes:
         batch: the scheduler's; ``seq_lens`` holds the committed lengths before the step.
-        width: positions ``w`` of the block, anchor included.
         grammar_barrier: commits the previous step's tokens to the grammars; None without overlap.
-        positions: int64 [bs * w], absolute.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
-        margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margins.
-        grammar_tree: from *accept*, before verify: the drafts on the host.
+        margins: float32 [bs, w - 1], drafts' logit margins if blocks are copied.
+        grammar_tree: the drafts on the host.
         state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
             reuse its row.
-        interval: from *commit*, before verify: tokens between track boundaries if a request may cross one, else 0.
-        verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
-        accepted: from *accept*: the tokens that the step commits.
+        interval: tokens between track boundaries if a request may cross one, else 0.
+        verified: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
+        accepted: the tokens that the step commits.
     """
 
     batch: ScheduleBatch
@@ -108,7 +105,6 @@ class Step:
     accepted: Accepted = field(init=False)
 
     def first(self, width: int, translator: Any) -> Step:
-        """Return the first ``width`` positions, for a drafter whose block is narrower."""
         return replace(
             self,
             width=width,
@@ -118,7 +114,7 @@ class Step:
         )
 
     def result(self, *, counted: bool) -> GenerationBatchResult:
-        """Return the scheduler's view; with ``counted`` SGLang counts verified positions, because widths differ."""
+        """``counted``: SGLang counts verified positions, because widths differ."""
         accepted, output = self.accepted, self.verified.logits_output
         output.hidden_states = for_clients(self.batch, output)  # the scheduler copies them to the host
         return GenerationBatchResult(
@@ -137,12 +133,11 @@ class Step:
 
 @cache
 def constant(rows: int, value: int, device: torch.device) -> Tensor:
-    """Return int64 [rows] of ``value``, the same tensor each time; not to be written."""
+    """The same int64 [rows] tensor each time; not to be written."""
     return torch.full((rows,), value, device=device)
 
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
-    """Return the scheduler's view of a step of an empty batch."""
     none = torch.empty(0, dtype=torch.int64, device=batch.seq_lens.device)
     return GenerationBatchResult(
         next_token_ids=none,
@@ -154,8 +149,6 @@ def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
 
 
 class Layout:
-    """Lays out the next block of every request after its committed tokens, in the target's KV slots."""
-
     def __init__(self, target: ModelRunner, mask_token_id: int, state_table: Tensor | None) -> None:
         self._target, self._mask_token_id, self._state_table = target, mask_token_id, state_table
 
@@ -177,7 +170,7 @@ class Layout:
         if state.limits is not None:
             slots = torch.where(block.positions < state.limits.repeat_interleave(width), slots, 0)
         batch.out_cache_loc = slots  # for a unified memory pool
-        # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
+        # without a host copy of the lengths, the reserved slots bound them
         exact = batch.seq_lens_cpu is not None
         host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
         host_tokens = batch.seq_lens_sum + width * len(rows) if exact else state.reserved_tokens
@@ -208,7 +201,7 @@ _shared = attrgetter(*_SHARED)
 class ForwardBatches:
     """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` derives each field at every call; this copies a template per batch size and width.
+    ``ForwardBatch.init_new`` derives each field at every call; this copies a template.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:
@@ -216,7 +209,6 @@ class ForwardBatches:
         self._templates: dict[tuple[int, int], dict[str, Any]] = {}
 
     def __call__(self, step: Step, kv: BlockKV) -> ForwardBatch:
-        """Return the batch of the block ``step.tokens`` at the slots ``kv``."""
         batch, runner, width = step.batch, self._runner, step.width
         key = len(batch.reqs), width
         template = self._templates.get(key)
@@ -258,10 +250,8 @@ class ForwardBatches:
         return forward_batch
 
     def idle(self, batch: ScheduleBatch, width: int) -> ForwardBatch:
-        """Return the batch of an idle rank in a step of blocks of ``width``."""
         none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
         batch = copy.copy(batch)
-        # the width scales all ranks' numbers of requests to numbers of tokens
         batch.spec_info = None
         if width > 1:
             batch.spec_info = DFlashVerifyInput(
@@ -293,7 +283,7 @@ def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
     An image takes as many positions as its longer side has tokens (Wang et al., 2024, Qwen2-VL, section 2.1). SGLang's
-    function for a block synchronises at every step.
+    own function synchronises.
     """
     if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVERY = 32  # steps between reads of the count of non-finite drafts, and between timed steps at a fixed width
+EVERY = 32  # steps between reads of non-finite counts, and between timed steps at a fixed width
 
 
 class StepMetrics:
@@ -50,7 +50,7 @@ class StepMetrics:
         )
         self._width = histogram("width", "Positions of a step's block; 1 is plain decoding.")
         self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
-        # "measured": the last timed step; "predicted", with an adaptive width: the last launched step
+        # "measured": the last timed step; "predicted": the last launched step
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
@@ -62,7 +62,6 @@ class StepMetrics:
     def observe(
         self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, not_finite: int, pays: bool | None
     ) -> None:
-        """Count a finished step and newly timed steps; ``pays`` is None before it is judged."""
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
         self._not_finite.labels(**self._labels).set(not_finite)
@@ -88,10 +87,8 @@ class StepMetrics:
 class Observer:
     """Counts finished steps.
 
-    Args:
-        not_finite: int64 [] on the device, the drafter's count of non-finite positions. The target rejects such drafts,
-            so no other figure shows a broken drafter.
-        payoff: None on a rank that does not log.
+    ``not_finite``, int64 [] on the device, counts the drafter's non-finite positions: no other figure shows a broken
+    drafter. ``payoff`` is None on a rank that does not log.
     """
 
     def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
@@ -105,13 +102,12 @@ class Observer:
         self._metrics = StepMetrics(max_width) if exports else None
 
     def started(self, record: StepRecord) -> None:
-        """Call on a decode step's stream before its launch."""
         self._launched += 1
         if self._launched % EVERY == 0:
             record.not_finite = on_host(self._on_device)
 
     def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
-        """Count a finished step, and newly timed steps; ``policy`` has not observed this step yet."""
+        """``policy`` has not observed this step yet."""
         self._widths[record.width] += 1
         self._accept_lens.update(record.accept_lens)
         self._match_lens.update(record.match_lens)
@@ -126,10 +122,8 @@ class Observer:
             self._metrics.observe(record, timed, policy, self._not_finite, pays)
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Note an update of ``"target"`` or ``"draft"``, with the trainer's ``weight_version``.
-
-        The drafter is stale after an update of the target, unless it already had the same version.
-        """
+        """Note an update of ``"target"`` or ``"draft"``: the drafter is stale after one of the target, unless it
+        already had the same ``weight_version``."""
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
         if self._payoff is not None:
@@ -167,7 +161,6 @@ def _for_json(counts: Counter[int]) -> dict[str, int]:
 
 
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None) -> dict[str, object]:
-    """Return the constant part of a worker's ``/server_info``."""
     return {
         "version": __version__,
         "target": target.model_config.model_path,
@@ -179,7 +172,6 @@ def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None
 
 
 def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[str, int]:
-    """Return the allocated bytes by the names of ``sglang-dflash check``."""
     states, scratch = _recurrent(target.req_to_token_pool)
     return {
         "target_weights": _size(target.model.parameters()),
@@ -197,7 +189,7 @@ def _recurrent(request_pool: Any) -> tuple[int, int]:
         return 0, 0
     cache = pool.mamba_cache
     states, whole = _size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
-    # Convolution windows overlap in storage, so their view is larger than the allocation. A prefill server has none.
+    # convolution windows overlap in storage, so their view is larger than the allocation
     windows = getattr(cache, "intermediate_conv_window", [])
     allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
     return states, whole - states - _size(windows) + _size(allocated)

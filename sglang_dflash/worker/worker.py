@@ -61,8 +61,8 @@ logger = logging.getLogger(__name__)
 class DFlashWorker(BaseSpecWorker):
     """Drafts a block with a drafter or by copies, verifies it with the target and commits the accepted tokens.
 
-    A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
-    instance per tensor-parallel rank. Between draft and publish nothing synchronises.
+    A block is the anchor, which is the last committed token, followed by drafts; its width counts both. Between draft
+    and publish nothing synchronises.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -87,7 +87,7 @@ class DFlashWorker(BaseSpecWorker):
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
-        self._is_first = get_parallel().attn_tp_rank == 0  # of the ranks that serve the same requests
+        self._is_first = get_parallel().attn_tp_rank == 0
         layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
         self.draft_parallel_layout = layout
         self._target: ModelRunner = target_worker.model_runner
@@ -186,7 +186,6 @@ class DFlashWorker(BaseSpecWorker):
             prepare_transfer(plan.role, token_to_kv_pool_allocator, self._drafter.token_to_kv_pool, self._rings)
 
     def _build(self) -> None:
-        """Build the stages in the order of :meth:`_decode`; most need the pools."""
         plan, layout, rings, drafter = self.plan, self.draft_parallel_layout, self._rings, self._drafter
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
@@ -260,7 +259,7 @@ class DFlashWorker(BaseSpecWorker):
             logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
-        """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
+        """Run a step of ``bs`` dummy requests, which no telemetry counts."""
         batch = dummy_batch(self._target, bs, context)
         with torch.inference_mode():
             step = self._run(batch, StepRecord(width, bs, tuple(batch.reqs)), lambda new_seq_lens: None, None)
@@ -282,8 +281,7 @@ class DFlashWorker(BaseSpecWorker):
         """Run one prefill or decode step of a ``ScheduleBatch``.
 
         Args:
-            on_publish: called with the new committed lengths as soon as they are computed (overlap scheduling); the
-                scheduler then prepares the next step.
+            on_publish: receives the new committed lengths as soon as they are computed (overlap scheduling).
             grammar_barrier: commits the last step's tokens to the grammars.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
@@ -295,7 +293,6 @@ class DFlashWorker(BaseSpecWorker):
             return self._decode(batch, publish, grammar_barrier)
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
-        """Take part in the target's forward while other ranks prefill or decode (DP attention)."""
         self._timer.interrupted()
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
@@ -328,14 +325,14 @@ class DFlashWorker(BaseSpecWorker):
         output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
             self._inject.prefill(batch, hidden, plan)
-        else:  # scores at chosen positions; a request that hits this prefix would draft without context
+        else:  # scores at chosen positions; a hit of this prefix would draft without context
             for req in batch.reqs:
                 req.skip_radix_cache_insert = True
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
         return result
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
-        """Start requests that another server prefilled; the K/V of both models have arrived."""
+        """Start requests that another server prefilled."""
         stock = batch.spec_info
         batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, self.plan.block, stock.future_indices)
         for rows in self._rows:
@@ -368,7 +365,6 @@ class DFlashWorker(BaseSpecWorker):
     def _run(
         self, batch: ScheduleBatch, record: StepRecord, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> Step:
-        """Run the stages of a step of the width in ``record``, up to the commit."""
         width = record.width
         with self._at_width(width):
             with stage("draft"):

@@ -32,7 +32,7 @@ class Client:
         return await self._request("GET", "/server_info")
 
     async def tokenize(self, **prompt: Any) -> list[int]:
-        """Return the token ids of ``messages`` in the server's chat template, or of a raw ``prompt``."""
+        """Return the token ids of templated ``messages`` or of a raw ``prompt``."""
         return list((await self._request("POST", "/v1/tokenize", json=prompt))["tokens"])
 
     async def generate(self, input_ids: list[int], max_tokens: int, temperature: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measurements of a running server: its state, and probes of a few short prompts each."""
+"""Measurements of a running server: its state, and a few prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_dflash.errors import DFlashError
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
 _FEW, _USERS = 4, 8  # questions of a variation; users of the last probe
-TRIAL, SHORT = 16, 64  # tokens of the first timed answer; answer length below which half of the prompts are sent
+TRIAL, SHORT = 16, 64  # tokens of the first timed answer; shorter answers halve the prompts
 _CHARACTERS_PER_TOKEN = 4
 _ROOM = 256
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
@@ -71,7 +71,6 @@ class Server:
 
 
 def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Merge replicas: drafting pays if it pays on every one."""
     if len(workers) == 1 or not all(workers):
         return workers[0]
     steps, blocks = Counter[str](), Counter[str]()
@@ -140,10 +139,7 @@ class Probe:
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
-    """Return the possible probes: the baseline first, several users last.
-
-    ``thinking`` is the setting of the drafter's reference.
-    """
+    """Return the possible probes: the baseline first, several users last. ``thinking`` is the reference's."""
     raw = Probe("raw prompts", NO_TEMPLATE, template=False)
     first, others = replace(raw, cause="", prompts=len(QUESTIONS)), []
     renders, default = await _template(client)
@@ -165,9 +161,7 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
 def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) -> tuple[int, float]:
     """Halve the prompts for a slow server; return tokens per answer and the expected seconds.
 
-    Args:
-        trial: shows the server's speed.
-        seconds: limit for all probes.
+    ``trial`` shows the server's speed; ``seconds`` is the limit.
     """
     speed = max(1, trial.tokens) / trial.seconds
     if speed * seconds < min(SHORT, max_tokens) * sum(probe.prompts for probe in probes):
@@ -200,7 +194,6 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    # whether there is a chat template, and the default of its thinking switch
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

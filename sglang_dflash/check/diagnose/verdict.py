@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis: what limits drafting, most likely cause first, with its fix."""
+"""The verdict of a diagnosis: what limits drafting, and its fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reference(NamedTuple):
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
-    """Return the figures of a drafter's model card or of a tiny pair, at the nearest block size."""
+    """Return the figures of a model card or of a tiny pair, at the nearest block size."""
     if card := card_of_drafter(drafter):
         near, stated = accept_lengths(card, block)
         like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
@@ -54,8 +54,6 @@ class Report:
     """The measurements of a server and its diagnosis.
 
     Attributes:
-        probes: the baseline first.
-        partial: whether it was interrupted.
         measured: tokens per step of the baseline; of a full block if the width is adaptive.
         stated: the reference's accept length on the same tasks.
         guesses: whether the drafter seems not to match its target.
@@ -127,7 +125,7 @@ def _sentences(r: Report) -> Iterator[str]:
 
 
 def _recent_requests(r: Report) -> Iterator[str]:
-    # blame the variation whose accept length is nearest to that of recent requests, if both are low
+    # blame the variation whose accept length is nearest to that of recent requests
     length = r.server.recent_accept_length
     low = [(n, p) for p in r.probes if p.cause and (n := p.accept_length()) and n <= causes.LOW * r.measured]
     if length is None or not low:
@@ -144,8 +142,7 @@ async def diagnose(
 ) -> Report:
     """Probe and judge the server; after ``seconds``, a cancellation or SIGTERM, judge the answers so far.
 
-    Args:
-        report: receives the server's facts, then one line per probe.
+    ``report`` receives the server's facts, then one line per probe.
 
     Raises:
         DFlashError: nothing that can be diagnosed.
@@ -177,7 +174,7 @@ async def diagnose(
                 name, answers, *row = probe.row(server.block).values()
                 length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in row)
                 report(f"  {name:20}{answers:>7}{length:>17}{width:>7}{rate:>19}")
-                if probe is planned[0]:  # what the baseline changed, without the other probes
+                if probe is planned[0]:
                     after = Server(await client.server_info())
                     server.known, server.full_block = after.known, after.full_block
             partial = False

@@ -1,7 +1,7 @@
 """Triton kernels, each equal to its definition in :mod:`sglang_dflash.ops.reference`.
 
-Triton recompiles a kernel for an integer that is 1 or divisible by 16. Integers that change while serving are
-``do_not_specialize``, as are sliced tensors, so that no request waits for a compilation.
+Triton recompiles a kernel for an integer that is 1 or divisible by 16, so those that change while serving are
+``do_not_specialize``.
 """
 
 from __future__ import annotations
@@ -17,5 +17,4 @@ def assert_dense(*vectors: Tensor | None) -> None:
 
 
 def lanes_of(width: int) -> int:
-    """Return the lanes of a program with one per block position."""
     return max(32, triton.next_power_of_2(width))

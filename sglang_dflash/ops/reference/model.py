@@ -45,7 +45,7 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 
     Args:
         hidden: [bs * w, H].
-        base: [taps, H], the same at every position.
+        base: [taps, H].
         corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
 
     Returns:
@@ -77,8 +77,7 @@ def walk_candidates(
     r]``, in float32.
 
     Args:
-        candidates: int64 [bs, n, K], distinct tokens at each position.
-        unary: float32 [bs, n, K].
+        candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
         gates: [bs, n, R].
         anchors: int64 [bs], the token before the first position.
         predecessors, successors: [V, R].

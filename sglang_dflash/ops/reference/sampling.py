@@ -13,14 +13,14 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
 
     With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a positive logit is
     divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts drafts
-    1..j as generated, because its logits are used only if they are accepted.
+    1..j as generated.
 
     Args:
         logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
         draft_tokens: int64 [bs, w]; column 0 is the anchor.
         counts: int32 [R, V], generated tokens, anchor included.
         rows: int [bs], rows of ``counts`` and ``coefficients``.
-        coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
+        coefficients: float32 [R, 3], frequency, presence and repetition penalty.
     """
     frequency, presence, repetition = coefficients[rows.long()][:, None, None, :].unbind(-1)
 
@@ -44,7 +44,7 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
 def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
     """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
 
-    Filters and order are those of SGLang's ``pytorch`` sampling backend, so draws follow plain decoding's distribution.
+    Filters and order are those of SGLang's ``pytorch`` sampling backend.
 
     Args:
         probs: float32 [n, V], softmax of the adjusted logits.
@@ -75,9 +75,8 @@ def seeded_tokens(
 ) -> Tensor:
     """Draw each row's token from its logits, which do not change.
 
-    A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1. In
-    the kernel a token at the edge of top-p may fall on either side, and tokens of equal weight at an edge are all kept,
-    as in FlashInfer.
+    A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
+    The kernel may decide otherwise for tokens at the edge of a filter.
 
     Args:
         logits: float [n, V].
@@ -99,13 +98,12 @@ def seeded_tokens(
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
 
-    An exponential race: token v arrives after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
-    first one wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few values:
+    An exponential race: token v arrives after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`, and
+    is the first with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few values:
     the race runs in float64.
 
     Args:
         weights: float32 [n, V], non-negative, at least one positive per row.
-        seeds, positions: as in :func:`seeded_tokens`.
     """
     tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32

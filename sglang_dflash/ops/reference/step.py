@@ -60,14 +60,13 @@ def prepare_block(
 ) -> Block:
     """Lay out the next block of every request.
 
-    Positions past the table get slot 0, SGLang's write-only padding slot: a request at the context limit still has a
-    full block.
+    Positions past the table get slot 0, SGLang's write-only padding slot.
 
     Args:
         bonus: int64 [bs], anchors.
         seq_lens: int [bs], committed lengths: the anchors' positions.
         req_pool_indices: int [bs], rows of ``req_to_token``.
-        req_to_token: int32 [rows, columns], KV slot of each (request, position).
+        req_to_token: int32 [rows, columns], KV slots.
         state_table: [rows], slot of each request's recurrent state.
     """
     offsets = torch.arange(width, device=bonus.device)
@@ -91,7 +90,7 @@ def take_drafts(
     Args:
         tokens: int64 [bs, w], the anchor and mask tokens, which are overwritten.
         drafts: int64 [bs, d - 1] with d <= w.
-        broken: int64 [bs], drafted positions whose hidden state was not finite; their sum is added to ``total``, [].
+        broken: int64 [bs], non-finite positions; their sum is added to ``total``, [].
         margins: float32 [bs, d - 1], each draft's lead over the second best token.
 
     Returns:
@@ -111,19 +110,17 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
     last draft, is the bonus. So every new token *is* the target's token, and ``out_tokens`` is ``target_tokens``.
 
-    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution after context
-    c with temperature, filters and penalties applied. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose
-    noise is independent of c and d. Position j is used only if d_1..d_j were accepted, that is, if they are the tokens
-    emitted. Hence each emitted token is a draw from p given exactly the tokens emitted before it: plain decoding's
-    distribution. A draft x is kept with probability p(x), the maximum for a drafter that proposes one fixed token
-    (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws after the first difference
-    influence nothing, so noise that is a function of (seed, position) may be reused at the same position without bias.
-    It gives the same text for every block width, drafter and batch, and in plain decoding.
+    This is exact for sampled requests too. Write d for the drafts and p(. | c) for the target's adjusted distribution
+    after context c. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose noise is independent of c and d.
+    Position j is used only if d_1..d_j are the tokens emitted. Hence each emitted token is a draw from p given exactly
+    the tokens emitted before it: plain decoding's distribution. A draft x is kept with probability p(x), the maximum
+    for a drafter that proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1,
+    p(x) / 1)). Draws after the first difference influence nothing, so noise that is a function of (seed, position) may
+    be reused. It gives the same text for every block width, drafter and batch, and in plain decoding.
 
     Args:
         draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.
-        target_tokens: int64 [bs, w], the target's token after each block position: its argmax for a greedy request, a
-            draw from its distribution for a sampled one.
+        target_tokens: int64 [bs, w], the target's token after each block position: its argmax, or a draw.
         seq_lens: int [bs], committed lengths before the step.
         interval: tokens between boundaries; 0 without.
     """
@@ -149,7 +146,7 @@ def stage_block(
 ) -> None:
     """Copy a verified block to the memory from which the drafter's next forward injects it.
 
-    Rejected positions get slot 0, SGLang's write-only padding slot, so that tokens decoded after the block may follow.
+    Rejected positions get slot 0, SGLang's write-only padding slot.
 
     Args:
         hidden: [bs * w, K * H], the target's hidden states.
@@ -182,14 +179,14 @@ def match_copies(
     overwrite earlier ones.
 
     Args:
-        history: int32 [R, C], the token at each position; negative where none can be copied. Later columns are stale;
-            the last one receives positions past the table and is never read.
+        history: int32 [R, C], the token at each position; negative where none can be copied. The last column receives
+            positions past the table and is never read.
         found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
             length of the match, 0 for none, and the position of its last token. Column 1, from :func:`offer_copies`,
             receives bit 62 if the token that was not offered is that of ``tokens`` at its place.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
-        tokens: int64 [bs, w], the tokens after it, accepted or not.
+        tokens: int64 [bs, w], the tokens after it.
         last: int [bs], position of the newest accepted token; at most ``bound``.
         longest: length up to which matches count, at most 31.
     """
@@ -227,13 +224,13 @@ def offer_copies(
 ) -> None:
     """Replace drafts with copies where copies were right more often.
 
-    A copy is the text after the match; past the newest token it repeats itself. At the first difference between copy
-    and drafts, ``choices`` decides by match length and drafter margin. Its cell is ``7 * (length // 4 - 1)`` (lengths
-    of 16 to 19 are the last bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches;
-    ``NO_DRAFT`` if the margin is negative or NaN.
+    A copy is the text after the match; past the newest token it repeats itself. At the first difference, ``choices``
+    decides by match length and drafter margin. Its cell is ``7 * (length // 4 - 1)`` (lengths of 16 to 19 are the last
+    bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches; ``NO_DRAFT`` if the margin is
+    negative or NaN.
 
     Args:
-        tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
+        tokens: int64 [bs, w], the block, replaced in place.
         margins: float32 [bs, w - 1], each draft's logit lead; negative where nothing was drafted.
         history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
             ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
@@ -278,10 +275,10 @@ def view_rings(
 
     Args:
         table: int32 [R, C] with C >= ``size``; the first ``size`` columns of ``rows`` are written.
-        oldest: int64 [R], oldest position that each row's ring holds.
+        oldest: int64 [R], oldest position in each ring.
         rows: int64 [bs], distinct, from 1; bs > 0.
         seq_lens: int [bs], committed lengths.
-        positions: int64 [bs * w], of the blocks.
+        positions: int64 [bs * w].
         window: tokens before the block that it sees; their first position is rounded down to a multiple of ``page``.
 
     Returns:

@@ -11,7 +11,6 @@ seconds = dict[str, float]()  # by part, as in ``/server_info``
 
 @contextmanager
 def timed(part: str) -> Iterator[None]:
-    """Measure a part of the start; also a decorator."""
     began = time.perf_counter()
     yield
     seconds[part] = round(time.perf_counter() - began, 2)

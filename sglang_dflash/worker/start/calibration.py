@@ -32,9 +32,7 @@ def width_policy(
 ) -> WidthPolicy:
     """Build the policy; all ranks use the costs of rank 0.
 
-    Args:
-        widths: those that have graphs, ascending.
-        step: runs a dummy step of a batch size and a width.
+    ``widths`` have graphs; ``step`` runs a dummy step of a batch size and a width.
     """
     costs, policy = None, WidthPolicy(widths[-1])
     if plan.widths is None or plan.role == "prefill":
@@ -50,7 +48,6 @@ def width_policy(
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return the powers of four below the largest batch size, and that size."""
     return [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
 
 
@@ -59,8 +56,8 @@ def step_times(
 ) -> dict[tuple[int, int], float]:
     """Return milliseconds of a step by batch size and width: the fastest of several, after a warm-up.
 
-    All widths of one request, and the narrowest and widest of a few, are always measured. Once ``SHARE`` of the start
-    is used, the rest is :func:`extrapolated`. Steps are collective, so rank 0 decides.
+    The narrowest and widest blocks, and all of one request, are always measured; once ``SHARE`` of the start is used,
+    the rest is :func:`extrapolated`. Steps are collective, so rank 0 decides.
     """
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]

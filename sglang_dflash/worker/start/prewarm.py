@@ -54,15 +54,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTEXT = 64  # tokens
-# numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
+# with these a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
 CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
 def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
-    Before the first request, rows 1 to ``bs`` of the request pool point to slot 0, so K/V and recurrent states go to
-    the padding slots.
+    Before the first request, rows of the request pool point to slot 0, the padding slot.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
@@ -97,7 +96,6 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
 
 
 def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> SamplingBatchInfo:
-    """Return greedy sampling of ``rows`` rows, or sampling with every filter."""
     device, vocab = target.device, target.model_config.vocab_size
     return SamplingBatchInfo(
         temperatures=torch.ones(rows, 1, device=device),
@@ -115,17 +113,14 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 
 
 class FirstCalls:
-    """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not cover.
-
-    ``step`` runs a dummy step: requests, width, and context tokens of each.
-    """
+    """Launches every kernel that steps use outside CUDA graphs. ``step`` runs a dummy step."""
 
     def __init__(
         self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Callable[[int, int, int], None]
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
-        # powers of two: SGLang rounds batch sizes up, and step_commit divides its layers by 2 or more
+        # SGLang rounds batch sizes up, and step_commit divides by 2 or more
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
         # elsewhere 1, multiples of 16 and others are compiled separately
         self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
@@ -133,7 +128,6 @@ class FirstCalls:
     @timed("first calls")
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
-        """Run all calls at ``widths``, each inside ``at_width(width)``."""
         if not runs_kernels(self._table):
             return
         if isinstance(self._inject, Inject):
@@ -141,7 +135,7 @@ class FirstCalls:
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
-            # without and with a snapshot in the next step
+            # without and with a snapshot
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
@@ -189,8 +183,6 @@ class FirstCalls:
 def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResult:
     """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
 
-    If it runs out of memory, warn, as SGLang's own worker does: greedy requests still fit.
-
     Raises:
         DFlashError: not even a full batch of greedy requests fits.
     """
@@ -220,7 +212,6 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
 
 def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
     vocab = target.model_config.vocab_size
-    # a graph has allocated its logits; without graphs a forward allocates them
     allocated = 1 if target.decode_cuda_graph_runner is not None else rows
     try:
         torch.zeros(allocated, vocab, dtype=torch.float32, device=target.device).expand(rows, vocab).argmax(-1)
@@ -233,7 +224,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
 
 
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
-    """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with every filter."""
+    """Run the target's sampler over ``rows`` rows of zero logits, with every filter."""
     vocab, device = target.model_config.vocab_size, target.device
     info: Any = dummy_sampling(target, rows, filtered=True)
     info.seeds = positions = torch.arange(rows, device=device)
