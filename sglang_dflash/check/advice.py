@@ -137,7 +137,7 @@ class Adviser:
             yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
 
     def _mild_changes(self) -> Iterator[Change]:
-        """in order of harm"""
+        """Yield changes in order of harm."""
         settings, sizing, hybrid = self._settings, self._table.served.sizing, self._table.served.state.slot > 0
         if hybrid and not settings.disable_overlap_schedule and sizing.slots_per_request == SLOTS["extra_buffer"]:
             yield _change("--mamba-radix-cache-strategy", mamba_radix_cache_strategy="extra_buffer_lazy")

@@ -81,7 +81,7 @@ def _we_serve() -> bool:
 
 
 def _ends_of_tokens(text: str) -> set[int]:
-    """where tokens end in ``text``; without them, where markers and characters end"""
+    """Where tokens end in ``text``, else markers and characters."""
     ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []

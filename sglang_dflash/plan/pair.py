@@ -115,7 +115,7 @@ class Pair:
 
     @cached_property
     def loaded_files(self) -> ModelFiles:
-        """As they are loaded: SGLang's own worker dequantises nothing."""
+        """As loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
@@ -131,7 +131,7 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def draft_backend(self, settings: Settings, machine: Device) -> str | None:
-        """As SGLang's ``_resolve_dflash_draft_attention_backend``; None for an unknown GPU."""
+        """Follow SGLang's ``_resolve_dflash_draft_attention_backend``; None for an unknown GPU."""
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and machine.capability is not None:
@@ -142,7 +142,7 @@ class Pair:
         return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
 
     def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
-        """As SGLang's ``configure_kv_cache_dtype``: the target's and the drafter's."""
+        """Follow SGLang's ``configure_kv_cache_dtype``, for target and drafter."""
         served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
         target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
