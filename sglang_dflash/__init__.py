@@ -1,8 +1,4 @@
-"""DFLASH speculative decoding for stock SGLang.
+"""DFLASH speculative decoding for stock SGLang, which loads :mod:`sglang_dflash.plugin` as an entry point."""
 
-Importing the package only defines its version. SGLang finds the rest through the entry point
-``sglang.srt.plugins: dflash`` (:mod:`sglang_dflash.plugin`).
-"""
-
-# The SGLang release that it is for, then our own count (docs/compatibility.md#versions).
+# the SGLang release, then our own counter (docs/compatibility.md#versions)
 __version__ = "0.5.23.1"

@@ -1,7 +1,4 @@
-"""Causes of rejected drafts, with their fixes, and the thresholds of a judgement.
-
-The worker (its log, ``drafting`` in ``/server_info``) and ``sglang-dflash diagnose`` read this table.
-"""
+"""Causes of rejected drafts with their fixes, and the thresholds of a judgement."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ THINKING = {True: "thinking on", False: "thinking off"}
 CONTEXT, OTHER_TARGET = "context beyond the drafter's", "drafter of another target"
 DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 
-# The fix of each cause, in the order of suspicion. Causes after drafter rarely cost this much alone.
+# In the order of suspicion. Causes after `drafter` rarely cost this much alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
     STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft, or its folder from disk)",
@@ -33,21 +30,16 @@ FIXES = {
     SAMPLING: "lower the temperature",
 }
 
-BREAK_EVEN = 1.5  # accept length from which a block pays for one user; published ones cost 1.43 steps (block 8) or more
-ENOUGH = 256  # verified blocks needed to judge an accept length
-RECOVERED = 1.2  # drafting pays again from this multiple of the accept length below which it does not
-LOW = 0.7  # share of the expected accept length below which diagnose looks for a cause
-GUESSING = 2.0  # tokens per step below which a drafter does not match its target
+BREAK_EVEN = 1.5  # accept length from which a block pays; a published block of 8 costs 1.43 plain steps
+ENOUGH = 256  # verified blocks needed for a judgement
+RECOVERED = 1.2  # times the break-even accept length, for drafting to pay again
+LOW = 0.7  # share of the expected accept length below which diagnose searches
+GUESSING = 2.0  # tokens per step of a mismatched drafter
 
 
 @dataclass
 class Cause:
-    """A likely cause.
-
-    Attributes:
-        cause: a key of :data:`FIXES`.
-        evidence: None for a suspicion.
-    """
+    """A likely cause, a key of :data:`FIXES`; evidence None marks a suspicion."""
 
     cause: str
     evidence: str | None = None

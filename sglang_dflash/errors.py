@@ -1,4 +1,4 @@
-"""What a user of this package sees: the one error, and the findings of a preflight."""
+"""The one error of this package, and the findings of its checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Level = Literal["ok", "note", "warn", "error"]
-LONGEST = 4000  # characters of each part of an error, which may quote a whole file
+MAX_CHARACTERS = 4000  # characters; a part may quote a whole file
 
 
 class DFlashError(ValueError):
@@ -33,20 +33,17 @@ class DFlashError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could forge log lines or drive a terminal, and surrogates; cut long text."""
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}..."
+    """Cut long text, and escape control characters, which could forge log lines, and surrogates."""
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[:MAX_CHARACTERS]}..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked fact.
+    """One checked fact, ``about``; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
 
-    Attributes:
-        about: what was checked.
-        value, expected, remedy: as of :class:`DFlashError`; the last two are empty if ``level`` is ``ok``.
-        estimated: whether it depends on estimated sizes: a server logs it as a warning and starts.
+    ``estimated``: whether it depends on estimated sizes. A server logs it as a warning and starts.
     """
 
     level: Level
@@ -57,7 +54,7 @@ class Finding:
     estimated: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", printable(self.value))  # it may quote a file
+        object.__setattr__(self, "value", printable(self.value))  # may quote a file
 
     def __str__(self) -> str:
         return f"{self.value}. Expected: {self.expected}. Fix: {self.remedy}."
@@ -68,7 +65,7 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-note = partial(Finding, "note")  # needs no action, and never changes the exit status of ``check``
+note = partial(Finding, "note")  # never changes the exit status of ``check``
 warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
 error = partial(Finding, "error")
 
@@ -76,7 +73,6 @@ error = partial(Finding, "error")
 def apply(
     about: str, rule: Callable[Parameters, Finding], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Finding:
-    """Return the finding of a rule; an error that it raises is one too."""
     try:
         return replace(rule(*args, **kwargs), about=about)
     except DFlashError as raised:
@@ -84,14 +80,13 @@ def apply(
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return the key of the first problem that pydantic found in a file, and what is expected there."""
     first = error.errors(include_url=False, include_context=False)[0]
     expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
     return str(first["loc"][0]), expected.removeprefix("Input should be ")
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Raise the first error that does not depend on an estimate as a :class:`DFlashError`."""
+    """Raise the first error that does not depend on an estimate."""
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
             raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)

@@ -1,7 +1,6 @@
 """Entry point ``sglang.srt.plugins: dflash``: register our hooks with SGLang.
 
-SGLang's plugin loader only logs what a plugin raises, and DFLASH would then run on SGLang's own worker. So versions,
-flags and pairs are checked in argument resolution, which stops the server. If registration fails, DFLASH is refused.
+SGLang's plugin loader only logs exceptions, so argument resolution refuses DFLASH if registration fails.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ _registered = False
 
 
 def register() -> None:
-    """Register every hook; a second call in one process does nothing."""
+    """Register every hook, once per process."""
     global _registered
     if _registered:
         return
     _registered = True
     try:
         _register_hooks()
-    except Exception as error:  # the loader is the process edge that reports it
+    except Exception as error:  # process edge: the loader reports it
         _refuse_dflash(error)
         raise
 
 
 def is_registered() -> bool:
-    """Return whether SGLang takes DFLASH's worker from this package in this process."""
+    """Return whether SGLang uses this package's DFLASH worker in this process."""
     from sglang_dflash.upstream.launch import HookRegistry
 
     return any(hook is _choose_worker for _, hook, _ in HookRegistry._hooks.get(CREATE_WORKER, ()))
@@ -81,7 +80,7 @@ def _register_hooks() -> None:
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    # A scheduler that was imported after the plugins were loaded gets its hooks before it constructs a worker.
+    # a scheduler imported after the plugins were loaded gets its hooks here
     from sglang_dflash.hooks.takeover import choose_worker
     from sglang_dflash.upstream.launch import HookRegistry
 
@@ -92,7 +91,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 
 def _register_scheduler_hooks() -> None:
-    # The targets of these hooks import kernels, which would initialise the GPU in other processes.
+    # their targets import kernels, which would initialise the GPU in other processes
     from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
     from sglang_dflash.states import replay
     from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
@@ -155,7 +154,7 @@ def _register(*hooks: Hooks) -> None:
 
 
 def _refuse_dflash(error: Exception) -> None:
-    # Make DFLASH fail with the reason, before weights load, without the imports that may have failed.
+    # before weights load, without the imports that may have failed
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

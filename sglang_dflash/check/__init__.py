@@ -1,5 +1,4 @@
-"""For people, never imported by a server: what a start would do (check), who would serve (doctor), what a server gains
-(diagnose). It predicts with the server's own plan and policies."""
+"""Commands for people, never imported by a server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,6 @@ from sglang_dflash.errors import DFlashError
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a DFlashError as one message without a traceback, and exit with status 2."""
     import typer
 
     try:

@@ -1,4 +1,4 @@
-"""Flags that would let more requests run or more contexts stay cached, for ``sglang-dflash check`` alone."""
+"""Flags that let more requests run or more contexts stay cached."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
 
-WINDOW = 2048  # draft window, tokens
+WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
-_MOST_TRIES = 64  # values of one flag
-Change = tuple[str, dict[str, Any]]  # a flag with its value, and the settings that it changes
+_MAX_TRIES = 64
+Change = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A flag, and the requests, tokens of K/V and additional prefixes that fit with it."""
-
     flag: str
     running: int
     tokens: int
@@ -33,35 +31,27 @@ class Advice:
 
 @dataclass(frozen=True)
 class Load:
-    """What a server should hold at once.
-
-    ``conversations`` are contexts to keep in the prefix cache, including those of the running requests.
-    """
+    """A load to serve. ``conversations`` are contexts to keep cached, including running requests."""
 
     users: int
-    context: int  # tokens per request, prompt and answer
+    context: int  # tokens per request, prompt plus answer
     conversations: int
 
     def share(self, groups: int) -> Load:
-        """Return the share of one of ``groups`` groups of ranks that serve different requests."""
         return replace(self, users=-(-self.users // groups), conversations=-(-self.conversations // groups))
 
     def contexts_in(self, pools: Pools) -> int:
-        """Return how many contexts the pools keep. Each takes K/V, and for a hybrid target a recurrent state."""
         by_kv = pools.tokens // self.context
         if not pools.state.slot or pools.sizing.slots_per_request == 1:
             return by_kv
         return min(by_kv, pools.prefixes() + pools.running)
 
     def fits(self, pools: Pools) -> bool:
-        """Return whether the users run, with K/V for all contexts."""
         return pools.running >= self.users and pools.tokens >= max(self.users, self.conversations) * self.context
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Flags that serve a load, the resulting pools, and the contexts that they keep."""
-
     flags: tuple[str, ...]
     pools: Pools
     contexts: int
@@ -71,22 +61,19 @@ class Proposal:
 
 
 class Adviser:
-    """Advice for one pair on one machine, whose memory is known."""
-
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
         self._highest_fraction = max(table.fraction, highest_fraction(machine))
-        self._groups = settings.groups  # between which SGLang divides requests and states
+        self._groups = settings.groups
 
     def more_requests(self) -> list[Advice]:
         """Return the mildest value of each flag that lets all requests run, or else the most."""
         before, table = self._table.served, self._table
         wanted = before.sizing.max_running
-        # From the ratio of the flags, which a launch may have raised already.
+        # the launch may have raised it
         ratio = best_ratio(self._sizing(self._settings), table.static_bytes, replay=before.replay)
         percents = range(round(table.fraction * 100) + 1, round(self._highest_fraction * 100) + 1)
-        # A replay reserves scratch for every request: fewer requests leave more for their states.
-        fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MOST_TRIES)
+        fewer = range(wanted - 1, before.running, -1 - (wanted - before.running) // _MAX_TRIES)
         flags: list[list[Change]] = [
             [_change("--mem-fraction-static", mem_fraction_static=percent / 100) for percent in percents],
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],
@@ -99,13 +86,10 @@ class Adviser:
         return [each for each in found if self._lets_more_run(each)]
 
     def propose(self, load: Load) -> Proposal | None:
-        """Return flags that serve the load, the least harmful ones and no superfluous one; None if none do.
-
-        Flags are added in order of harm while they leave more K/V. Then those that are not needed are removed.
-        """
+        """Return the least harmful flags that serve the load, or None."""
         chosen: list[Change] = []
         pools = self._loaded(load, chosen)
-        for change in [*self._by_harm(load)] * 2:  # a flag may help only after a later one
+        for change in [*self._by_harm(load)] * 2:
             if load.fits(pools):
                 break
             if change not in chosen and (after := self._loaded(load, [*chosen, change])).tokens >= pools.tokens:
@@ -123,7 +107,7 @@ class Adviser:
         return Proposal((*own, *(flag for flag, _ in chosen)), pools, load.contexts_in(pools))
 
     def largest(self, load: Load) -> Proposal | None:
-        """Return the proposal for as many users as can be served; if all, with as many contexts as can be kept."""
+        """Return the proposal for most users, then for most contexts."""
 
         def most(of: Callable[[int], Load], wanted: int) -> int:
             return bisect_left(range(1, wanted + 1), True, key=lambda each: self.propose(of(each)) is None)
@@ -138,7 +122,6 @@ class Adviser:
         return self.propose(replace(load, conversations=contexts))
 
     def _lifted(self, before: Pools) -> list[Change]:
-        """The user's own limit on states or tokens, as high as all requests need."""
         sizing, changes = before.sizing, list[Change]()
         if self._settings.max_mamba_cache_size:
             needed = sizing.max_running * sizing.slots_per_request
@@ -154,7 +137,7 @@ class Adviser:
             yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
 
     def _mild_changes(self) -> Iterator[Change]:
-        """Changes in order of harm: less snapshotting, a draft window, rounded states, a narrower and slower block."""
+        """Yield changes in order of harm."""
         settings, sizing, hybrid = self._settings, self._table.served.sizing, self._table.served.state.slot > 0
         if hybrid and not settings.disable_overlap_schedule and sizing.slots_per_request == SLOTS["extra_buffer"]:
             yield _change("--mamba-radix-cache-strategy", mamba_radix_cache_strategy="extra_buffer_lazy")
@@ -166,11 +149,7 @@ class Adviser:
             yield _change("--speculative-num-draft-tokens", speculative_num_draft_tokens=sizing.block // 2)
 
     def _by_harm(self, load: Load) -> Iterator[Change]:
-        """Changes in order of harm, from a larger static fraction to a narrower block.
-
-        No draft window where a hybrid target is to keep contexts: a hit ends as many tokens early, at an older state,
-        which would have to be kept too.
-        """
+        """In order of harm. A draft window ends a hybrid target's hits early, at an older state."""
         hybrid = self._table.served.state.slot > 0
         if self._highest_fraction > self._table.fraction:
             yield _change("--mem-fraction-static", mem_fraction_static=self._highest_fraction)
@@ -180,19 +159,18 @@ class Adviser:
                 yield flag, changes
 
     def _loaded(self, load: Load, chosen: list[Change], *, fill: bool = False) -> Pools:
-        """Pools with the states that the load needs; with ``fill``, as many states as K/V can use."""
         changes = {name: value for _, each in chosen for name, value in each.items()}
         changes["max_running_requests"] = load.users * self._groups
         sizing = self._sizing(replace(self._settings, **changes))
         slots = sizing.slots_per_request
         if not sizing.kept.slot or slots == 1:
             return self._pools(changes)
-        outer = load.users * (slots - 2)  # slots of the running requests without their own prefixes
+        outer = load.users * (slots - 2)  # without their own prefixes
         least = max(load.users * slots, outer + load.conversations)
         pools = self._pools({**changes, "max_mamba_cache_size": least * self._groups})
         if not fill:
             return pools
-        # One more state costs its price in K/V, and is of use while K/V hold a context for it too.
+        # an additional state is useful only while K/V also hold its context
         more = (pools.tokens - load.context * (least - outer)) // (load.context + pools.state_price)
         if more <= 0:
             return pools
@@ -212,7 +190,6 @@ class Adviser:
         return Advice(values[index][0], fits[index].running, fits[index].tokens, fits[index].prefixes())
 
     def _lets_more_run(self, advice: Advice) -> bool:
-        """Clearly more requests; or for a draft window, unless states are the limit, as many and more tokens."""
         before = self._table.served
         if advice.flag.startswith(WINDOW_FLAG) and before.capped_by in ("tokens of K/V", "--max-running-requests"):
             return advice.running >= before.running and advice.tokens > before.tokens

@@ -1,4 +1,4 @@
-"""``sglang-dflash``: the command line, with the commands of other installed distributions."""
+"""The command line ``sglang-dflash``, with the commands of other installed distributions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
 
-# In the order of use.
 SUMMARIES = {
     "check": "Check a pair, its memory and server flags before a start.",
     "doctor": "Check which worker serves DFLASH here, and with which versions.",
@@ -40,15 +39,13 @@ SUMMARIES = {
     "pairs": "List and find the tiny trained pairs, or print prompts.",
     "version": "Print the versions of this package and of SGLang.",
 }
-LAB = ("bench", "report", "pairs")  # commands of sglang-dflash-lab
+LAB = ("bench", "report", "pairs")  # of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 _COLOUR = {"ok": "green", "note": "blue", "warn": "yellow", "error": "red"}
 
 
 class Commands(TyperGroup):
-    """The commands in the order of use, then those of other distributions."""
-
     def list_commands(self, context: Any) -> list[str]:
         found = super().list_commands(context)
         return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
@@ -69,9 +66,9 @@ def diagnose(
 ) -> None:
     """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
 
-    Prints the server's state, then sends it up to 36 short prompts. An interruption, as by Ctrl-C, ends with a partial
-    verdict. Exit status: 0 nothing found, 1 something is wrong (the verdict says what to change), 2 no DFLASH server at
-    this address.
+    Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
+    verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
+    address.
 
     Example: sglang-dflash diagnose http://127.0.0.1:30000
     """
@@ -151,7 +148,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(to_json(found, exit_code), indent=2))
     else:
-        # Plain lines: paths and flags stay whole at any terminal width.
+        # no table: paths and flags stay whole
         models = f"{target} + {drafter or 'copies alone'}"
         command = _start_command(target, drafter, flags.args)
         for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
@@ -169,7 +166,6 @@ def check(
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
-    """Yield in how many tasks of the card each block size was fastest with ``users`` users, if it compares them."""
     card, speeds = card_of_drafter(drafter), defaultdict[str, dict[int, float]](dict)
     for row in card["speed"] if card else ():
         if (row["arm"], row["concurrency"]) == ("dflash", users):
@@ -190,7 +186,7 @@ def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
 
 
 def _problem_of_this(machine: Device) -> DFlashError | None:
-    if machine.is_local:  # without an answer of the driver, torch would wait for it too
+    if machine.is_local:  # if the driver does not respond, torch would hang too
         return why_no_accelerator(machine.name) if machine.memory else None
     cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
     return None if cpu_platform else why_no_accelerator(None)

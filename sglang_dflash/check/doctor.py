@@ -1,4 +1,4 @@
-"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine, with which versions."""
+"""``sglang-dflash doctor``: which worker would serve DFLASH on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_dflash.plan.plan import ON_ROCM
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# Distributions by the name that users know, and the versions of our tests, which all run on a CPU.
+# by common name; our tests all run on a CPU
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -32,13 +32,11 @@ TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": (
 
 
 class Builtin(DFlashError):
-    """DFLASH that SGLang's own worker would serve on a GPU, and nothing on a CPU."""
+    """SGLang's own worker would serve DFLASH on a GPU, and nothing on a CPU."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An installed version, and those that our tests run with."""
-
     name: str
     installed: str | None
     tested: tuple[str, ...] = ()
@@ -50,8 +48,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """``machine`` is the device that would serve; ``problem`` is None if this package would serve DFLASH there."""
-
     machine: Device
     parts: list[Part]
     problem: DFlashError | None
@@ -98,7 +94,6 @@ def _other_plugins() -> list[str]:
 
 
 def examine() -> Report:
-    """Check this environment as a launch would, without a model; import SGLang and load its plugins."""
     machine, problem = find_gpu() or CPU, None
     try:
         machine = _serving_machine()
@@ -108,17 +103,12 @@ def examine() -> Report:
 
 
 def _serving_machine() -> Device:
-    """Return the device that would serve.
-
-    Raises:
-        DFlashError: this package would not serve DFLASH.
-    """
     check_version()  # SGLang may be absent
     settings = Settings.of(Settings())
     settings.validate()
     if settings.wants_builtin:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
-    warnings.simplefilter("ignore")  # SGLang's modules warn of each accelerator that is absent
+    warnings.simplefilter("ignore")  # absent accelerators
     try:
         from sglang_dflash.upstream.launch import load_plugins
 
@@ -149,14 +139,14 @@ def _serving_machine() -> Device:
 def _parts() -> Iterator[Part]:
     for name, package in PARTS.items():
         yield Part(name, installed_version(package), TESTED.get(name, ()))
-    torch = sys.modules.get("torch")  # SGLang has imported it, if it can
+    torch = sys.modules.get("torch")
     yield Part("CUDA", torch.version.cuda if torch else None)
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
     """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
 
-    Loads SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
+    Load SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
     not (the first line gives the reason).
 
     Example: sglang-dflash doctor

@@ -16,8 +16,8 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
-CPU_BACKEND = "torch_dflash"  # attention backend of our CPU platform, which registers it with SGLang
-_COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk"}  # read for exact mode; their memory is not counted
+CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
+_COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk"}  # read for exact mode only
 
 
 class _Parser(ArgumentParser):
@@ -31,11 +31,7 @@ class _Parser(ArgumentParser):
 
 @cache
 def sglang_parser() -> ArgumentParser:
-    """Return SGLang's parser, which also accepts our CPU platform's attention backend.
-
-    Raises:
-        DFlashError: the installed SGLang is not the tested one.
-    """
+    """Return SGLang's parser with our CPU platform's attention backend; DFlashError for an untested SGLang."""
     check_version()
     from sglang_dflash.upstream.launch import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
 
@@ -50,11 +46,10 @@ def sglang_parser() -> ArgumentParser:
 
 
 def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Settings, list[str]]:
-    """Return the settings, and the given flags that are not read, or in part.
+    """Return the settings, and the given flags that are not read or only in part.
 
     Raises:
-        DFlashError: SGLang has no such flag or does not accept its value; a word belongs to no flag; the flags name
-            another pair or algorithm.
+        DFlashError: an invalid flag, value or word, or another pair or algorithm.
     """
     pair = {"model_path": target, "speculative_algorithm": "DFLASH"}
     if drafter is not None:
@@ -75,7 +70,6 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
 
 
 def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
-    """Yield a note on flags that the memory prediction leaves out."""
     if unread:
         yield note(
             f"{' '.join(unread)} (some flags change memory, kernels or parallelism)",
@@ -111,7 +105,7 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
 
 
 def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
-    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's, if known."""
+    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
     if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
         yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
@@ -119,7 +113,7 @@ def check_linear_backends(settings: Settings, machine: Device, cuda: str | None)
         yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
 
 
-# Stored quantisation -> what --quantization may say instead (SGLang's ``ModelConfig._verify_quantization``).
+# stored quantisation -> other valid --quantization (SGLang's ``ModelConfig._verify_quantization``)
 _READ_AS = {
     "modelopt": {"modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "petit_nvfp4"},
     "fp8": {"modelopt_fp4", "nvfp4_online"},
@@ -132,7 +126,6 @@ _REQUANTISES = {"quark_mxfp4"}
 
 
 def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Finding]:
-    """Yield what is wrong with single flags for this pair on this machine."""
     flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
     if flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
         yield error(
@@ -166,7 +159,7 @@ def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
             expected="--mamba-ssm-dtype bfloat16",
             remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
         )
-    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="nothing: the server sets it")
+    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="none needed: the server sets it")
 
 
 def _cuda_13(cuda: str | None) -> Finding:

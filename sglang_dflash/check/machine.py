@@ -1,4 +1,4 @@
-"""The machine that serves a pair: this one, as its driver describes it, or another that a user names."""
+"""The machine that serves a pair."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 
 MIB = 1 << 20
 GIB = 1 << 30
-_MOST_GIB = 1 << 20
-_SECONDS = 60  # to wait for the driver
-_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA's on Linux and in WSL, AMD's
+_MAX_GIB = 1 << 20
+_SECONDS = 60
+_DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
 from dataclasses import asdict
@@ -28,8 +28,8 @@ def _gpu(name: str, mib: int, capability: tuple[int, int], *, unified: bool = Fa
     return Device("gpu", f"NVIDIA {name}", mib * MIB, capability, is_unified=unified)
 
 
-# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory as nvidia-smi reports it, which is neither the GB
-# nor the GiB of a data sheet: https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, and where a line says so.
+# Compute capability: https://developer.nvidia.com/cuda-gpus. Memory by nvidia-smi:
+# https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, or the line's link.
 GPUS = {
     "rtx3090": _gpu("GeForce RTX 3090", 24_576, (8, 6)),
     "rtx4090": _gpu("GeForce RTX 4090", 24_564, (8, 9)),  # https://github.com/vllm-project/vllm/issues/7553
@@ -43,24 +43,24 @@ GPUS = {
     "b200": _gpu("B200", 183_359, (10, 0)),  # https://github.com/NVIDIA/TensorRT-LLM/issues/10278
     "b300": _gpu("B300 SXM6 AC", 275_040, (10, 3)),
     "gb300": _gpu("GB300", 284_208, (10, 3)),
-    # Of torch, as nvidia-smi reports none: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
+    # from torch: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
     "dgx-spark": _gpu("GB10", 124_611, (12, 1), unified=True),
 }
 
 
 def highest_fraction(machine: Device) -> float:
-    """Return the largest part of the device's memory that is proposed for weights and pools.
+    """Return the largest proposed share of device memory for weights and pools.
 
-    Activations and graphs take the rest. The host's programs share unified memory: servers were killed at 0.85 on a DGX
-    Spark, and none at 0.80 (SGLang's cookbook for Qwen3.8-27B).
+    With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
+    Qwen3.8-27B).
     """
     return 0.8 if machine.is_unified else 0.9
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
-    """Return the GPU that a server's first rank will use; None without a driver, unknown if torch cannot use it.
+    """Return the GPU of a server's first rank; None without a driver, unknown if torch cannot use it.
 
-    Torch is asked in a separate process, because a process that has initialised CUDA cannot fork others that use it.
+    A separate process asks: one that has initialised CUDA cannot fork others that use it.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
@@ -79,22 +79,19 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Device:
-    """Return the machine that a command line names: a known GPU, one with ``memory_gib`` GiB, or this machine.
+    """Return the machine that a command line names; DFlashError for an unknown GPU or an invalid size.
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
-        memory_gib: memory instead of the named GPU's own. Without a name, a Hopper GPU is assumed.
+        memory_gib: overrides the named GPU's memory; without a name, a Hopper GPU's.
         gpu: a name in :data:`GPUS`, in any case.
-
-    Raises:
-        DFlashError: no such GPU, or no such memory.
     """
     if gpu is not None and gpu.lower() not in GPUS:
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
         raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
     if memory_gib is not None:
-        if not 0 < memory_gib < _MOST_GIB:
-            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MOST_GIB}", remedy="correct it")
+        if not 0 < memory_gib < _MAX_GIB:
+            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
         if gpu is not None:
             asked, name = GPUS[gpu.lower()], gpu
         else:

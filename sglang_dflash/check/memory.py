@@ -1,4 +1,4 @@
-"""Expected memory of one rank: from settings, configurations and headers to the division of a device."""
+"""Expected memory of one rank, from settings, configurations and headers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,16 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """The division of a device's static memory for one rank."""
-
     device: str
-    static_bytes: int  # 0 if the device's memory is unknown
-    fraction: float  # static part of the device's memory
+    static_bytes: int  # 0 if unknown
+    fraction: float  # of the device's memory
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether the weights are those of safetensors headers, served as stored: no estimate
+    weighed: bool  # whether the weights are known exactly
 
 
 def unknown_size(pair: Pair) -> Finding | None:
-    """Return a warning if the memory cannot be predicted; None if it can."""
+    """Return a warning if the memory cannot be predicted."""
     remedy = "none needed: SGLang divides the memory when it starts"
     if kind := unproven_kind(pair.target):
         proven = f"a target that is {'; '.join(PROVEN)}"
@@ -57,7 +55,6 @@ def unknown_size(pair: Pair) -> Finding | None:
 
 
 def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
-    """Divide the machine's memory as SGLang will; an unusable size in a configuration is a DFlashError."""
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
     static = int(memory * fraction)
@@ -69,7 +66,7 @@ def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: 
 def divide(
     settings: Settings, machine: Device, pair: Pair, sizing: Sizing, static_bytes: float
 ) -> tuple[Pools, Pools | None]:
-    """Return the division as served; then, if a hybrid's blocks are verified, with states stored the other way."""
+    """Return the division as served, and with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
@@ -78,7 +75,7 @@ def divide(
 
 
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
-    """Compute what one rank stores, and its limits; an unusable size or dtype is a DFlashError."""
+    """Return what one rank stores and its limits."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
@@ -111,7 +108,6 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
 def _request_states(
     settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    """State and scratch of a request, kept and replayed; float32 by default. The variable only sets kept states."""
     chosen = settings.state_dtype(machine)
     kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
@@ -120,7 +116,7 @@ def _request_states(
         for each in (kept_dtype, chosen or "float32")
     )
     if settings.disaggregation_mode == "prefill" and not (
-        # A prefill server has no verify scratch, with these exceptions of SGLang (_pd_prefill_skips_mamba_spec_state).
+        # SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
         settings.enable_pd_role_switch or settings.enable_unified_memory
     ):
         return RequestState(kept.slot), RequestState(replayed.slot)
@@ -132,14 +128,13 @@ def _request_states(
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
-    """Whether headers were read, and no argument makes the weights smaller than they state."""
     quantised = settings.quantization and pair.quantisation is None
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0
     return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
 
 
 def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:
-    # All ranks divide MLPs; those that serve the same requests divide the rest (DP attention).
+    # all ranks divide MLPs; ranks that serve the same requests divide the rest
     whole = _all_bytes(pair, dtype)
     mlp = _mlp_bytes(pair, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing
@@ -151,7 +146,7 @@ def _all_bytes(pair: Pair, dtype: str, part: str = "") -> int:
         return _stated_size(pair.target_files)
     is_plain = pair.quantisation is None
     read = (header for name, header in headers.items() if part in name and not name.startswith("mtp."))
-    return sum(  # plain floats in ``dtype``, everything else as stored; not multi-token prediction's
+    return sum(  # plain floats in ``dtype``, everything else as stored
         int(each.numel * dtype_bytes(dtype)) if is_plain and each.dtype in _FLOATS else each.num_bytes for each in read
     )
 
@@ -169,7 +164,6 @@ def _mlp_bytes(pair: Pair, dtype: str) -> int:
 
 
 def _stated_size(files: ModelFiles) -> int:
-    """Return the bytes of all tensors as the index states them; 0 if it does not."""
     metadata = (files.index or {}).get("metadata")
     size = metadata.get("total_size") if isinstance(metadata, dict) else None
     return size if isinstance(size, int) else 0

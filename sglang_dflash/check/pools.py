@@ -1,8 +1,7 @@
-"""The division of a device's memory, computed before anything is loaded as SGLang will do it.
+"""Prediction of SGLang's division of a device's memory: weights, then recurrent states, then K/V.
 
-Weights come first, then recurrent states, then K/V. ``kv_cache_configurator.py`` of SGLang 0.5.23
-(``_handle_max_mamba_cache``) gives recurrent states ``mamba_full_memory_ratio`` parts to one part of K/V, and lets as
-many requests run as find state slots. Verify scratch is taken from the states' part.
+SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives recurrent states
+``mamba_full_memory_ratio`` parts to one part of K/V, and charges verify scratch to the states.
 """
 
 from __future__ import annotations
@@ -20,24 +19,23 @@ from sglang_dflash.plan.division import (
     state_slots,
 )
 
-_HIGHEST_RATIO = 10
+_MAX_RATIO = 10
 
 
 @dataclass(frozen=True)
 class RequestState:
-    """Recurrent state of one request, bytes; 0 for a dense target."""
+    """Recurrent state of one request, bytes."""
 
-    slot: int = 0  # one state
-    scratch: int = 0  # kept by a verify until its commit
-    records: int = 0  # the part of the scratch that holds what every token wrote, if states are replayed
+    slot: int = 0
+    scratch: int = 0  # of a verify
+    records: int = 0  # part of the scratch
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """What one rank stores, in bytes per unit, and the limits by which its memory is divided.
+    """What one rank stores, in bytes per unit, and its limits.
 
-    ``kept`` is a request's state if verification stores the state after every token, ``replayed`` if it stores what
-    every token writes.
+    ``kept``: a verify stores the state after every token; ``replayed``: what every token writes.
     """
 
     target_weights: int
@@ -46,17 +44,17 @@ class Sizing:
     draft_kv: int  # per token
     kept: RequestState
     replayed: RequestState
-    block: int  # positions of the widest block
-    slots_per_request: int  # recurrent-state slots of a running request
-    context: int  # tokens of the longest request
-    max_running: int  # requested number of concurrent requests
+    block: int  # positions
+    slots_per_request: int  # of recurrent states
+    context: int  # of the longest request
+    max_running: int  # requested
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
-    max_tokens: int | None = None  # --max-total-tokens; None if SGLang decides
-    max_states: int | None = None  # --max-mamba-cache-size; None if SGLang decides
-    page: int = 1  # tokens of a K/V page
+    max_tokens: int | None = None  # --max-total-tokens
+    max_states: int | None = None  # --max-mamba-cache-size
+    page: int = 1  # tokens
     ring: int | None = None  # the drafter's K/V slots per request under a draft window
-    in_transfer: int | None = None  # requests that hold rows in addition to running ones, if disaggregated
-    copies: bool = False  # whether blocks are copied
+    in_transfer: int | None = None  # requests with rows in addition to running ones
+    copies: bool = False
 
     @property
     def weights(self) -> int:
@@ -73,16 +71,13 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of one rank in SGLang's units: predicted by :func:`fit`, or read from a server.
-
-    Padding (a page, a slot, a row) is not included, except in :attr:`bytes`.
-    """
+    """Pools of one rank in SGLang's units, without padding: predicted by :func:`fit`, or read from a server."""
 
     sizing: Sizing
     replay: bool
-    tokens: int  # slots of the target's K/V; 0 if memory does not hold one request
+    tokens: int  # 0 if memory does not hold one request
     state_slots: int
-    running: int  # requests that can run at once
+    running: int
 
     @property
     def state(self) -> RequestState:
@@ -90,19 +85,18 @@ class Pools:
 
     @property
     def held(self) -> int:
-        """Requests that hold rows."""
         return self.running + (self.sizing.in_transfer or 0)
 
     @property
     def history(self) -> int:
-        """Bytes of a request's history, from which blocks are copied; 0 without. It is not static memory."""
+        """Bytes per request of the history for copied blocks, outside static memory."""
         sizing = self.sizing
         return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, by the names that ``/server_info`` gives them (``memory_bytes``)."""
-        sizing, rows = self.sizing, self.held + 1  # a padding row
+        """Bytes of whole pools with padding, as in ``memory_bytes`` of ``/server_info``."""
+        sizing, rows = self.sizing, self.held + 1
         draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
         return {
             "target_weights": sizing.target_weights,
@@ -116,22 +110,16 @@ class Pools:
 
     @property
     def state_price(self) -> int:
-        """Tokens of K/V that take as many bytes as one recurrent state."""
         sizing = self.sizing
         return -(-self.state.slot // sizing.per_token)
 
     def requests_of(self, tokens: int) -> int:
-        """Requests of ``tokens`` tokens, or of a whole context if that is shorter, that run at once."""
         return min(self.running, self.tokens // min(tokens, self.sizing.context))
 
     def prefixes(self, slots_per_request: int | None = None) -> int:
-        """Distinct prefixes that a hybrid target's cache keeps in addition to those of the running requests.
+        """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
-        A running request holds its state, its snapshots and its prefix. SGLang counts one slot more for it, for the
-        prefix that its prefill adds (``MambaComponent.prepare_for_caching_req``). 0 without a prefix cache, or for a
-        dense target.
-
-        ``slots_per_request`` may be that of another ``--mamba-radix-cache-strategy``.
+        SGLang counts one more slot per running request (``MambaComponent.prepare_for_caching_req``).
         """
         slots = slots_per_request or self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
@@ -143,16 +131,13 @@ class Pools:
             return "--max-running-requests"
         if not self.state.slot or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.sizing.max_running if self.replay else self.running  # a replay reserves scratch for all requests
+        rows = self.sizing.max_running if self.replay else self.running
         scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
         return "verify scratch" if scratch > states else "recurrent states"
 
 
 def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
-    """Divide ``static_bytes`` (``mem_fraction_static`` of the device) as SGLang does.
-
-    ``running`` and ``tokens`` are 0 if the memory does not hold weights and one request.
-    """
+    """Divide ``static_bytes`` as SGLang does; 0 requests if one does not fit."""
     state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
     slots, running = 0, sizing.max_running
     if state.slot:
@@ -162,16 +147,15 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
         tokens = min(tokens, sizing.max_tokens)
     tokens = tokens // sizing.page * sizing.page
     running = min(running, tokens // 2)
-    if state.slot:  # a decoding server's pool has at least one for every row
+    if state.slot:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
     return Pools(sizing, replay, tokens, slots, running)
 
 
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return state slots, running requests, and the bytes that are left for K/V.
+    """State slots, running requests, and the bytes left for K/V.
 
-    Scratch grows with the running requests. SGLang budgets a whole slot for each position of the block, though
-    convolution windows overlap.
+    SGLang budgets a whole slot per block position.
     """
     slots, block = sizing.max_states, sizing.block if state.scratch else 0
     if slots is None:
@@ -182,11 +166,7 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """Return the same as :func:`_fit_kept`. Scratch is reserved for every requested request.
-
-    SGLang takes the records from the states' part. It forgets the convolution windows, which our ``states/replay.py``
-    takes from the whole.
-    """
+    """SGLang omits convolution windows; ``worker/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records)
     records, slots = rows * state.records, sizing.max_states
@@ -210,18 +190,18 @@ def _states_part(sizing: Sizing, rest: float) -> float:
 
 
 def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """Slots of the drafter's pool with padding: the target's, or its rings under a draft window."""
+    """The target's slots, or its rings, with padding."""
     if ring is None:
         return tokens + page
     return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
 
 
 def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
-    """Return the lowest ratio, from the given one, that lets all requests run; otherwise the one that lets most run.
+    """Return the lowest ratio, from the given one, that lets all requests run, or else the most.
 
-    A higher ratio leaves K/V for one whole context, unless the given one leaves less.
+    K/V for one full context must remain.
     """
-    tenths = range(int(sizing.state_share * 10) + 1, _HIGHEST_RATIO * 10 + 1)
+    tenths = range(int(sizing.state_share * 10) + 1, _MAX_RATIO * 10 + 1)
     ratios = [sizing.state_share, *(each / 10 for each in tenths)]
     fits = [fit(replace(sizing, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
     least = min(sizing.context, fits[0].tokens)
@@ -229,6 +209,6 @@ def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
 
 
 def index_of_most_requests(fits: Iterable[Pools]) -> int:
-    """Return the first index of the most running requests; only those with K/V for a long answer count."""
+    """Only requests with K/V for a long answer count."""
     running = [each.requests_of(TOKENS_PER_REQUEST) for each in fits]
     return running.index(max(running))

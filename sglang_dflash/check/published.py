@@ -10,16 +10,12 @@ from typing import Any
 
 @cache
 def published_pairs() -> dict[str, dict[str, Any]]:
-    """Return the model cards by target: names, figures and the setup of their measurement.
-
-    ``thinking`` is None if the card does not state it.
-    """
+    """Return the model cards by target. ``thinking`` is None if the card does not state it."""
     pairs: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published.json").read_text())
     return pairs
 
 
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
-    """Return a drafter's card by the last part of its name or path; None if it is not a published drafter."""
     last = Path(name_or_path).name.lower()
     return next((card for card in published_pairs().values() if Path(card["drafter"]).name.lower() == last), None)
 
@@ -32,7 +28,7 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
 
 
 def other_target(drafter: str, target: str) -> str | None:
-    """Return the target of a published drafter if ``target``, a name or path, is another published target."""
+    """Return a published drafter's target if ``target``, a name or path, is another published target."""
     card, served = card_of_drafter(drafter), Path(target).name.lower()
     others = {Path(other["target"]).name.lower() for other in published_pairs().values() if other is not card}
     return str(card["target"]) if card and served in others else None

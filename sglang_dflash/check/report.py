@@ -1,4 +1,4 @@
-"""``sglang-dflash check``: the preflight of a command line, and its result: a verdict, a table or JSON."""
+"""The preflight of ``sglang-dflash check``, and its output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
 _RUNNING, _LENGTH = "running requests", "tokens per request"
-SHORTEST = 2048  # tokens of K/V for a prompt and a short answer
+MIN_LENGTH = 2048  # for a prompt and a short answer
 _ABOUT = 36  # columns before a value
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _NAMES = {"error": "error", "warn": "warning", "note": "note"}
@@ -39,11 +39,6 @@ _PRICES = {
 
 @dataclass(frozen=True)
 class Report:
-    """Findings in the order of the rules, and the plan unless an earlier finding stops the pair.
-
-    ``advice`` are flags that would let more requests run.
-    """
-
     findings: list[Finding]
     plan: ServingPlan | None = None
     memory: MemoryTable | None = None
@@ -51,12 +46,6 @@ class Report:
 
 
 def preflight(settings: Settings, machine: Device, load: Load | None = None) -> Report:
-    """Check a command line by the rules and decisions of a launch.
-
-    Args:
-        machine: what will serve.
-        load: what it should hold at once; None if the user did not state it.
-    """
     first = apply("settings", _is_checked, settings)
     if first.level != "ok":
         return Report([first])
@@ -70,7 +59,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         *check_flags(settings, pair, machine),
     ]
     if any(finding.level == "error" for finding in findings):
-        return Report(findings)  # sizes of a pair that does not match mean nothing
+        return Report(findings)  # sizes of a mismatched pair mean nothing
     if pair.kind:
         return Report(findings)  # left to SGLang's own worker
     findings.append(apply("worker", _worker, settings, pair, machine))
@@ -85,7 +74,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         return Report([*findings, replace(unknown, about="memory")], plan)
     try:
         memory = expected_memory(settings, machine, pair, copies=plan.copies)
-    except DFlashError as refused:  # SGLang divides the memory, and may have better sizes
+    except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     if not memory.static_bytes:
         here = "no GPU here; use --gpu or --memory-gib to check another machine"
@@ -150,8 +139,7 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
 
 
 def _tokens(pools: Pools) -> Finding:
-    """Whether a running request has K/V for a short answer."""
-    least, fits = min(SHORTEST, pools.sizing.context), pools.requests_of(SHORTEST)
+    least, fits = min(MIN_LENGTH, pools.sizing.context), pools.requests_of(MIN_LENGTH)
     if not pools.running or pools.tokens >= least * pools.running:
         return ok(_lengths(pools))
     return warn(
@@ -163,8 +151,8 @@ def _tokens(pools: Pools) -> Finding:
 
 
 def _lengths(pools: Pools) -> str:
-    short, long = pools.requests_of(SHORTEST), pools.requests_of(TOKENS_PER_REQUEST)
-    return f"{short:,} requests at {SHORTEST:,} tokens, {long:,} at {TOKENS_PER_REQUEST:,}"
+    short, long = pools.requests_of(MIN_LENGTH), pools.requests_of(TOKENS_PER_REQUEST)
+    return f"{short:,} requests at {MIN_LENGTH:,} tokens, {long:,} at {TOKENS_PER_REQUEST:,}"
 
 
 def _worker(settings: Settings, pair: Pair, machine: Device) -> Finding:
@@ -183,7 +171,7 @@ def _load(
 ) -> Finding:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
-        return note(f"served; {contexts} contexts kept")  # it answers a question of the user
+        return note(f"served; {contexts} contexts kept")  # answers the user's question
     if proposal := adviser.propose(load):
         remedy = f"set {proposal}"
     else:
@@ -205,7 +193,6 @@ def _load(
 
 
 def to_json(report: Report, exit_code: int) -> dict[str, Any]:
-    """Return what ``sglang-dflash check --json`` prints."""
     plan, memory = report.plan, report.memory
     return {
         "findings": [asdict(finding) for finding in report.findings],
@@ -226,7 +213,6 @@ def _pools_json(pools: Pools) -> dict[str, Any]:
 
 
 def verdict(report: Report) -> str:
-    """Return whether the pair can be served here, in a few words."""
     errors = sum(finding.level == "error" for finding in report.findings)
     memory = report.memory
     if memory is not None and memory.static_bytes and not memory.served.running:
@@ -243,18 +229,12 @@ def verdict(report: Report) -> str:
 
 
 def summary(report: Report, title: str, command: str) -> Iterator[str]:
-    """Yield the verdict, the plan, the division of the memory, what is wrong, and the command to start.
-
-    Args:
-        title: the pair and the machine.
-        command: that starts the server.
-    """
     yield f"{title:{TITLE}} {verdict(report)}"
     memory = report.memory
     if report.plan is not None:
-        yield f"  {plan_in_short(report.plan, recurrent=memory is not None and memory.other is not None)}"
+        yield f"  {plan_summary(report.plan, recurrent=memory is not None and memory.other is not None)}"
     if memory is not None and memory.served.tokens:
-        yield f"  {', '.join(division_in_short(memory.served))}"
+        yield f"  {', '.join(division_summary(memory.served))}"
     others = [finding for finding in report.findings if finding.level != "ok"]
     for finding in others:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
@@ -269,13 +249,13 @@ def summary(report: Report, title: str, command: str) -> Iterator[str]:
         yield f"Start: {command}"
 
 
-def plan_in_short(plan: ServingPlan, *, recurrent: bool) -> str:
+def plan_summary(plan: ServingPlan, *, recurrent: bool) -> str:
     width = "fixed width" if plan.widths is None else "adaptive width"
     states = [f"states {'replayed' if plan.replay else 'kept'}"] if recurrent else []
     return ", ".join([f"block {plan.block}", width, "copied blocks" if plan.copies else "no copies", *states])
 
 
-def division_in_short(pools: Pools) -> Iterator[str]:
+def division_summary(pools: Pools) -> Iterator[str]:
     lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
     yield f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request{lengths})"
     if pools.state.slot and pools.sizing.slots_per_request > 1:
@@ -291,7 +271,6 @@ def _advice_rows(advice: Sequence[Advice]) -> Iterator[str]:
 
 
 def plan_lines(report: Report) -> Iterator[str]:
-    """Yield the plan, then the memory of one rank, one value per line; nothing without a plan."""
     if (plan := report.plan) is None:
         return
     yield "\nPlan"
@@ -312,7 +291,6 @@ def _row(name: str, value: object) -> str:
 
 
 def _memory_rows(pools: Pools) -> Iterator[str]:
-    """Yield sizes per unit and in total; without totals if no memory was divided."""
     whole, sizing, state, slots = pools.bytes, pools.sizing, pools.state, pools.sizing.slots_per_request
 
     def share(name: str, total: int, each: int, unit: str) -> str:

@@ -1,7 +1,8 @@
-"""Bytes that a token or a request takes on one rank, from the two configurations alone.
+"""Bytes per token or per request on one rank.
 
-The formulas are those of SGLang 0.5.23's pools: ``mem_cache/memory_pool.py`` for K/V and recurrent states,
-``configs/mamba_utils.py`` for the states' shapes and a replay's records (``replayssm_ring_bytes_per_req``)."""
+Formulas: SGLang 0.5.23's ``mem_cache/memory_pool.py``, and ``configs/mamba_utils.py`` for state shapes and replay
+records.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sglang_dflash.plan.pair import DTYPE_BYTES, count, full_layers, matrix_numb
 
 
 def dtype_bytes(name: Any) -> float:
-    """Return the bytes of an element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
+    """Return the bytes per element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
@@ -28,27 +29,26 @@ def dtype_bytes(name: Any) -> float:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """One request's recurrent state over all linear layers of one rank; all parts 0 for a dense target."""
+    """One request's recurrent state over all linear layers of one rank, bytes."""
 
     recurrent: int  # the gated delta rule's matrices
-    conv: int  # the last conv_kernel - 1 inputs of the causal convolution
-    conv_column: int  # one of those inputs
-    record: int = 0  # what one token writes to the matrices: value, key and decay of every head
+    conv: int  # the last conv_kernel - 1 inputs of the convolution
+    conv_column: int  # one of them
+    record: int = 0  # what one token writes: value, key and decay of every head
 
     @property
     def slot(self) -> int:
         return self.recurrent + self.conv
 
     def windows(self, block: int) -> int:
-        """Convolution inputs of a block and before it: overlapping windows, stored once."""
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
-        """Scratch of a request whose verify keeps the state after every position of a block."""
+        """Scratch, if the state after every position is kept."""
         return block * self.recurrent + self.windows(block)
 
     def records(self, block: int, ring: int) -> int:
-        """Scratch of a request whose verify keeps what every token wrote, in a ring of ``ring`` positions."""
+        """Scratch, if what every token wrote is kept in a ring of ``ring`` positions."""
         return ring * self.record + self.windows(block)
 
 
@@ -68,8 +68,7 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int)
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
     """Return the recurrent state of one request in a gated-delta-net target, on one rank.
 
-    A number of a record takes 4 bytes with any dtype: SGLang stores a 16-bit value or key as two such numbers, and
-    decays in float32 (``MambaPool.__init__``).
+    An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
     """
     layers = count(text, "num_hidden_layers") - full_layers(text)
     if layers <= 0:
@@ -88,7 +87,7 @@ def _heads_per_rank(heads: int, tp_size: int) -> int:
 
 
 def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
-    """Return the number of tensor-parallel ranks that divide a checkpoint tensor; 1 if every rank holds all of it."""
+    """Return the number of tensor-parallel ranks that divide a checkpoint tensor."""
     module, _, kind = name.rpartition(".")
     match module.rpartition(".")[2]:
         case "k_proj" | "v_proj":

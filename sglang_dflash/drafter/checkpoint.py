@@ -1,6 +1,6 @@
-"""A model's files, from a folder or the Hugging Face hub: configuration, safetensors headers and single tensors.
+"""A model's files, from a folder or the Hugging Face hub.
 
-A model is a download, so sizes are checked before files are read.
+Models are untrusted downloads, so sizes are checked before files are read.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
 TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LARGEST = 64 << 20  # bytes of a text file; the largest tokenizers have half of that
+MAX_BYTES = 64 << 20  # bytes
 
 _READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
 _COMPLETE = "a complete safetensors checkpoint"
-_BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name: BF16, F8_E4M3; BOOL has none
+_BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name; BOOL has none
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -49,8 +49,6 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """Dtype and shape of one tensor in a safetensors header."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -64,18 +62,15 @@ class TensorHeader:
         return self.numel * (int(bits[1]) if bits else 8) // 8
 
     def empty(self) -> Tensor:
-        """Return the tensor on the meta device, uint8 for a dtype that no served weight has."""
+        """On the meta device, uint8 for a dtype that no served weight has."""
         return torch.empty(self.shape, dtype=_TORCH_DTYPES.get(self.dtype, torch.uint8), device="meta")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model by local path or hub id.
+    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub.
 
-    Attributes:
-        name: folder, or ``organisation/model`` on the hub.
-        revision: branch, tag or commit on the hub.
-        dequantise: whether :attr:`config` describes plain layers although the weights are stored quantised.
+    ``dequantise``: whether :attr:`config` describes plain layers for quantised weights.
     """
 
     name: str
@@ -84,17 +79,17 @@ class ModelFiles:
 
     @property
     def is_local(self) -> bool:
-        return os.path.isdir(self.name)  # False for a name that no path can have, where Path.is_dir raises
+        return os.path.isdir(self.name)  # Path.is_dir raises for an impossible name
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """``config.json`` in the plain form, whichever trainer or tool wrote it; errors as of :func:`plain_form`."""
+        """``config.json`` in the plain form; errors as in :func:`plain_form`."""
         config = dict(plain_form(self.published))
         return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
 
     @cached_property
     def published(self) -> dict[str, Any]:
-        """``config.json`` as its trainer wrote it; DFlashError if there is none, or it is no JSON object."""
+        """``config.json`` as its trainer wrote it; DFlashError if it is missing or no JSON object."""
         config = self.json(CONFIG)
         if config is None:
             raise self._not_found()
@@ -102,11 +97,7 @@ class ModelFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The model's folder; for a hub id, its snapshot in the local cache, with the small files downloaded.
-
-        Raises:
-            DFlashError: the hub rejects the model, or it cannot be reached and its cache is incomplete.
-        """
+        """The model's folder, for a hub id its snapshot in the local cache; DFlashError without one."""
         if self.is_local:
             return Path(self.name)
         problem = hub_problem()
@@ -121,32 +112,27 @@ class ModelFiles:
             raise self._not_found() from error
 
     def path(self, file: str) -> Path | None:
-        """Return the path of one small file; None if the model has no such file. Errors as of :attr:`folder`."""
+        """Return the path of one small file, or None."""
         path = self.folder / file
         if path.is_file():
             return path
         if not self.is_local:
             try:
                 hub.get_cached_repo_tree(self.name, revision=self.revision)
-            except errors.CachedRepoTreeNotFoundError as error:  # offline, with a snapshot that may lack the file
+            except errors.CachedRepoTreeNotFoundError as error:  # offline, and the snapshot may lack the file
                 raise self._unreachable(hub_problem() or "files are not listed", self.folder) from error
         return None
 
     def json(self, file: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file at :meth:`path`; None if the model has no such file."""
         path = self.path(file)
         return None if path is None else read_object(path)
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader] | None:
-        """Header of every tensor; None if there is no safetensors file, or the hub cannot be reached.
-
-        Raises:
-            DFlashError: a local file does not hold what its header describes.
-        """
+        """Header of every tensor; None without a safetensors file or hub; DFlashError for a damaged local file."""
         if self.is_local:
             return self._headers() or None
-        with suppress(DFlashError):  # the cache may lack some shards; the hub has their headers
+        with suppress(DFlashError):  # the hub has the headers of missing shards
             if cached := self._headers():
                 return cached
         if hub_problem():
@@ -161,16 +147,11 @@ class ModelFiles:
 
     @cached_property
     def index(self) -> dict[str, Any] | None:
-        """The index of a sharded checkpoint; None without one."""
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
 
     def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor or some of its rows; None if no file of the folder holds them.
-
-        Args:
-            name: end of the tensor's name, from a dot on: multimodal models nest their language model.
-        """
+        """Return a tensor or some of its rows, or None. ``name`` is the end of its name, after a dot."""
         for file in _weight_files(self.folder):
             with (
                 suppress(SafetensorError, OSError),
@@ -186,13 +167,12 @@ class ModelFiles:
         return None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        # Of the safetensors files that the index names, or of all.
         files = _weight_files(self.folder)
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
                 raise _unreadable(index, "has no weight_map of file names", _COMPLETE)
-            # SGLang joins the names to the folder: a name that contains a path could be any file of the machine.
+            # SGLang joins the names to the folder: a path could name any file of the machine
             if strange := sorted(set(shards.values()) - {file.name for file in files}):
                 problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
                 raise _unreadable(index, problem, _COMPLETE)
@@ -218,14 +198,11 @@ class ModelFiles:
 
 @cache
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, within seconds; None if it answers.
-
-    The hub's client waits without a limit where a firewall drops its packets.
-    """
+    """Return why the hub cannot be reached, or None. The hub's client would wait forever behind a firewall."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        # Any answer will do.
+        # any answer will do
         hub.get_session().head(constants.ENDPOINT, timeout=Timeout(5, connect=2), follow_redirects=False)
     except (TransportError, OSError) as error:
         return f"{constants.ENDPOINT}: {error}"
@@ -233,14 +210,10 @@ def hub_problem() -> str | None:
 
 
 def plain_view(files: ModelFiles) -> Path | None:
-    """Write the folder from which SGLang loads a drafter in another trainer's or a quantising tool's form.
+    """Return the folder from which SGLang loads a drafter in another form, or None if its own folder is plain.
 
-    SGLang reads a drafter's configuration in many places, through transformers, which supports neither the classes nor
-    the nesting of other trainers. The folder, in this user's cache, holds the plain ``config.json`` and links to the
-    drafter's other files. A drafter on the hub is downloaded first, as SGLang would do later.
-
-    Returns:
-        The folder; None if the drafter's own folder is plain.
+    The folder, in this user's cache, holds the plain ``config.json`` and links to the other files: transformers does
+    not support other forms.
 
     Raises:
         DFlashError: the trainer's form cannot be served, or the folder cannot be written.
@@ -251,11 +224,11 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # From Model Optimizer's file SGLang would build quantised layers.
+    # SGLang would build quantised layers from it
     replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
     linked = sorted(file for file in others if file.is_file())
-    # A folder never changes while a server loads from it: other content gets another folder.
+    # other content gets another folder, as a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]
     content = json.dumps([str(source.resolve()), files.config, stamps])
     views = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
@@ -283,23 +256,22 @@ def _write_view(view: Path, linked: list[Path], config: dict[str, Any]) -> None:
         try:
             draft.rename(view)
         except OSError:
-            if not view.is_dir():  # otherwise another server has just written the same folder
+            if not view.is_dir():  # otherwise another server has just written it
                 raise
 
 
 def read_text(file: Path) -> str:
-    """Read a regular UTF-8 file of up to :data:`LARGEST` bytes; anything else is a DFlashError."""
-    problem = f"is no regular file of up to {LARGEST >> 20} MiB"
+    """Read a regular UTF-8 file of up to :data:`MAX_BYTES` bytes; anything else is a DFlashError."""
+    problem = f"is no regular file of up to {MAX_BYTES >> 20} MiB"
     try:
-        if file.is_file() and file.stat().st_size <= LARGEST:  # reading a pipe would wait for its writer
+        if file.is_file() and file.stat().st_size <= MAX_BYTES:  # reading a pipe would block
             return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # not UTF-8, or a name that no file can have
+    except (OSError, ValueError) as error:  # not UTF-8, or an impossible name
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
     raise _unreadable(file, problem, "a text file")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object as :func:`read_text` reads text; anything else is a DFlashError."""
     return parse_object(read_text(file), str(file))
 
 
@@ -307,7 +279,7 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     """Parse a JSON object; anything else is a DFlashError that names ``source``."""
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for thousands of digits
         raise _unreadable(source, f"is not JSON ({error})", "a JSON object") from None
     if not isinstance(found, dict):
         raise _unreadable(source, f"holds a {type(found).__name__}", "a JSON object")
@@ -323,10 +295,10 @@ def _read_header(file: Path) -> dict[str, TensorHeader]:
         with safe_open(file, framework="np") as stored:  # compares the header with the file's size
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
             tensors = {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible name
         raise _unreadable(file, f"has no valid header ({str(error)[:200]})", _COMPLETE) from None
     for name, tensor in tensors.items():
-        # No bytes stand behind the other sizes of an empty tensor.
+        # an empty tensor's other sizes are not bounded by the file's size
         if len(tensor.shape) > 8 or math.prod(max(size, 1) for size in tensor.shape) >> 48:
             raise _unreadable(file, f"describes {name!r} with the shape {list(tensor.shape)[:9]}", _COMPLETE)
     return tensors

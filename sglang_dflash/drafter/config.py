@@ -1,7 +1,6 @@
 """The drafter's ``config.json``, parsed strictly: a missing value is an error, never a guess.
 
-The file is not read through transformers: its Qwen3 configuration drops ``sliding_window`` if ``use_sliding_window`` is
-false, although ``layer_types`` may name sliding layers.
+transformers may drop ``sliding_window``, although ``layer_types`` names sliding layers.
 """
 
 from __future__ import annotations
@@ -30,50 +29,41 @@ from sglang_dflash.errors import DFlashError, first_problem
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
-# Limits: sizes in a file are multiplied and allocated.
-_MOST_LAYERS = 1024
-_MOST_POSITIONS = 1 << 24  # rows of a RoPE table
+# sizes in a file are multiplied and allocated
+_MAX_LAYERS = 1024
+_MAX_POSITIONS = 1 << 24  # rows of a RoPE table
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Index = Annotated[int, Field(ge=0, le=1 << 31)]
-_Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat numbers beyond float32 as infinite
+_Number = Annotated[float, Field(gt=0, lt=3e38)]  # kernels treat larger numbers as infinite
 
 
 class DrafterConfig(BaseModel):
     """A drafter's configuration; every field has been checked.
 
     Attributes:
-        block_size: tokens of one draft block, the anchor included; None if not stated.
-        mask_token_id: token id of the block's positions after the anchor.
+        block_size: tokens of one draft block, anchor included; None if not stated.
         target_layer_ids: target layers whose *output* is the drafter's input, 0-based, in ``fc``'s order.
-        num_target_layers: layers of the target it was trained with; None if not stated.
         layer_types: ``full_attention`` or ``sliding_attention`` per drafter layer.
-        sliding_window: tokens that a sliding layer attends to, the current one included; None without sliding layers.
-        causal: per layer, whether a position of the block attends only to positions up to itself. By default
-            sliding layers are causal and full layers bidirectional; ``is_causal`` sets all of them.
-        rotary_dim: dimensions of a head that RoPE rotates.
-        rope_scaling: parameters of a scaled RoPE (YaRN), ``rope_type`` included; None for plain RoPE.
-        input_scale: factor of the block's input embeddings.
-        output_scale: factor of the logits. Without a selector it changes the margins of drafts, which copies are
-            compared with, not the drafts.
-        conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction; 0
-            without the convolution.
-        selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position; 0
-            without the selector.
-        logit_cap: soft cap of the scaled logits; None for none. It acts as ``output_scale`` does.
-        draft_vocab_size: number of token ids that it drafts from, marked in its tensor ``t2d``; None for all.
-        copies_vocabulary: whether its tensors hold copies of the target's embedding and LM head, which are not loaded.
-        dtype: name of the checkpoint's dtype; None if not stated.
-        stored: quantisation of a checkpoint whose weights are dequantised; None for plain weights.
-        quantization: method of a checkpoint that SGLang's quantised layers load; None for plain layers.
+        sliding_window: tokens that a sliding layer attends to, the current one included.
+        causal: whether a block position attends only to positions up to itself, per layer. By default sliding layers
+            are causal and full layers bidirectional.
+        output_scale, logit_cap: scale of the logits, and soft cap of the scaled ones. Without a selector they change
+            only the margins.
+        conv_taps, conv_group: positions that DFlash2's convolution reads, and channels that share a correction.
+        selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position.
+        draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``.
+        copies_vocabulary: whether it holds copies of the target's embedding and LM head, which are not loaded.
+        stored: quantisation of a checkpoint whose weights are dequantised.
+        quantization: method of a checkpoint that SGLang's quantised layers load.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     block_size: Annotated[int, Field(ge=2, le=1 << 31)] | None = None
     mask_token_id: _Index  # a token's name would need a tokenizer
-    target_layer_ids: Annotated[tuple[_Index, ...], Field(strict=False, min_length=1, max_length=_MOST_LAYERS)]
+    target_layer_ids: Annotated[tuple[_Index, ...], Field(strict=False, min_length=1, max_length=_MAX_LAYERS)]
     num_target_layers: _Count | None = None
-    num_layers: Annotated[int, Field(alias="num_hidden_layers", ge=1, le=_MOST_LAYERS)]
+    num_layers: Annotated[int, Field(alias="num_hidden_layers", ge=1, le=_MAX_LAYERS)]
     layer_types: Annotated[tuple[Literal["full_attention", "sliding_attention"], ...], Field(strict=False)] = Field(
         default_factory=lambda keys: (FULL,) * keys.get("num_layers", 0)
     )
@@ -85,17 +75,17 @@ class DrafterConfig(BaseModel):
     num_kv_heads: _Count = Field(alias="num_key_value_heads")
     head_dim: _Count
     vocab_size: _Count
-    max_position_embeddings: Annotated[int, Field(ge=1, le=_MOST_POSITIONS)]
+    max_position_embeddings: Annotated[int, Field(ge=1, le=_MAX_POSITIONS)]
     rms_norm_eps: _Number
     attention_bias: bool = False
     rope_theta: _Number
     partial_rotary_factor: _Number = 1.0
-    rope_dim: _Count | None = None  # the trained width: partial_rotary_factor is then a copy of the target's
+    rope_dim: _Count | None = None  # the trained width; partial_rotary_factor is then a copy of the target's
     rope_scaling: dict[str, Any] | None = None
     input_scale: _Number = Field(1.0, alias="input_embedding_scale")
     output_multiplier: _Number = 1.0
     logit_scale: _Number = 1.0
-    # The kernels hold these of DFlash2 in registers.
+    # DFlash2's kernels hold these in registers
     conv_taps: Annotated[int, Field(alias="conv_kernel_size", ge=0, le=16)] = 0
     conv_group: Annotated[int, Field(alias="conv_group_size", ge=0, le=1 << 31)] = 0
     selector_rank: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -121,7 +111,7 @@ class DrafterConfig(BaseModel):
 
     @classmethod
     def none(cls, target: Mapping[str, Any]) -> DrafterConfig:
-        """Return the configuration of no drafter, for a target's ``config.json``: no layer, only the anchor."""
+        """Return the configuration without a drafter: no layer, only the anchor."""
         return cls.model_construct(
             block_size=1,
             mask_token_id=0,
@@ -132,12 +122,11 @@ class DrafterConfig(BaseModel):
             num_kv_heads=0,
             head_dim=0,
             vocab_size=flat(target).get("vocab_size"),
-            max_position_embeddings=_MOST_POSITIONS,
+            max_position_embeddings=_MAX_POSITIONS,
         )
 
     @classmethod
     def load(cls, path: str | Path) -> DrafterConfig:
-        """Read a drafter's ``config.json``; errors as of :func:`load_config` and :meth:`from_dict`."""
         return cls.from_dict(load_config(path))
 
     @classmethod
@@ -145,13 +134,13 @@ class DrafterConfig(BaseModel):
         """Parse a drafter's configuration in any trainer's form.
 
         Raises:
-            DFlashError: as :func:`plain_form`; the drafter is of another kind (:func:`kind_left_to_builtin`); or a key
-                is unusable.
+            DFlashError: as :func:`plain_form`; another type of drafter (:func:`kind_left_to_builtin`); or an unusable
+                key.
         """
         config = plain_form(config)
         if kind := kind_left_to_builtin(config):
             raise DFlashError(
-                f"the drafter is of the kind {kind}",
+                f"unsupported drafter type: {kind}",
                 expected=f"a DFlash or DFlash2 drafter (architectures {', '.join(ARCHITECTURES)})",
                 remedy="serve it on a GPU, where SGLang's own worker supports it",
             )
@@ -168,7 +157,6 @@ class DrafterConfig(BaseModel):
 
 
 def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Join keys with several spellings, and leave out those that have no effect."""
     stated, other = keys.get("is_causal"), keys.get("causal")  # vLLM reads the second
     agree = stated is None or other is None or stated == other
     require(agree, "is_causal", stated, f"the same as dflash_config.causal, which is {other}")
@@ -203,22 +191,20 @@ def _rope(keys: Mapping[str, Any]) -> dict[str, Any]:
             value = rope.get(key)
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 3e38
             require(is_number, f"rope_parameters.{key}", value, "a positive number")
-        is_built = rope["factor"] * rope["original_max_position_embeddings"] <= _MOST_POSITIONS
-        require(is_built, "rope_parameters.factor", rope["factor"], f"at most {_MOST_POSITIONS} positions in all")
+        is_built = rope["factor"] * rope["original_max_position_embeddings"] <= _MAX_POSITIONS
+        require(is_built, "rope_parameters.factor", rope["factor"], f"at most {_MAX_POSITIONS} positions in all")
     stated = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor", "rope_dim") if key in rope}
     return {**stated, "rope_scaling": None if kind == "default" else {"rope_type": kind, **rope}}
 
 
 def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: bool) -> None:
-    """Check what several keys must fit. ``selects`` is whether the architecture has DFlash2's selector."""
-
     def check(condition: object, key: str, expected: str) -> None:
         require(bool(condition), key, keys.get(key), expected)
 
     ids, types, whole = found.target_layer_ids, found.layer_types, found.vocab_size
     check(len(set(ids)) == len(ids), "target_layer_ids", "distinct layers")
     check(len(types) == found.num_layers, "layer_types", f"a list of {found.num_layers} entries (num_hidden_layers)")
-    # A ModelOpt export's window applies to layers that it calls full.
+    # a ModelOpt export's window applies to layers that it calls full
     check(not keys.get("use_swa") or SLIDING in types, "layer_types", f"{SLIDING} for the layers that use_swa windows")
     check(SLIDING not in types or found.sliding_window, "sliding_window", "the window of the sliding layers")
     multiple = f"a multiple of num_key_value_heads {found.num_kv_heads}"
@@ -238,5 +224,4 @@ def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: b
 
 
 def load_config(path: str | Path) -> dict[str, Any]:
-    """Read a model's ``config.json`` as its trainer wrote it; errors as of :attr:`ModelFiles.published`."""
     return ModelFiles(str(path)).published

@@ -1,7 +1,7 @@
 """Quantised drafters: the quantisations that a ``config.json`` declares, and their plain weights.
 
-Weights are dequantised to float32 when they are loaded, by compressed-tensors; FP8 and GPTQ are expressed in its terms.
-A layer is quantised if its tensors are: lists of exceptions are not read. Shapes are checked on headers.
+compressed-tensors dequantises to float32; FP8 and GPTQ are expressed in its terms. Lists of exceptions are not read: a
+layer is quantised if its tensors are.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-STORED = "stored_quantization"  # in dflash_config, which SGLang does not read: it would build quantised layers
-MODELOPT = "hf_quant_config.json"  # Model Optimizer's file next to config.json
+STORED = "stored_quantization"  # SGLang does not read it
+MODELOPT = "hf_quant_config.json"  # Model Optimizer's
 _KEYS = ("quantization_config", "compression_config")
 _NAIVE = ("int-quantized", "float-quantized", "naive-quantized")
 _LAYOUTS = {"pack-quantized": "packed", **dict.fromkeys(_NAIVE, "naive")}
 _DEFAULT_FORMATS = {"awq": "gemm", "gptq": "gptq"}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _SERVED = (
-    "fp8 (e4m3, a factor per tensor or per block), modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
+    "fp8 e4m3 with per-tensor or per-block scales, modelopt FP8, compressed-tensors (int-quantized, float-quantized, "
     "pack-quantized), awq (gemm), gptq (2, 3, 4 or 8 bits)"
 )
 
-# The scale has two names in FP8 checkpoints; both are factors of the stored numbers.
+# FP8 checkpoints use two names for the scale
 _ALIASES = {"weight_scale_inv": "weight_scale"}
 _ACTIVATION_SCALES = {"input_scale", "activation_scale", "input_zero_point"}
-# GPTQ's tensors are those of compressed-tensors, transposed.
+# transposed
 _GPTQ = {"qweight": "weight_packed", "qzeros": "weight_zero_point", "scales": "weight_scale"}
 _PARTS = {*_GPTQ, *_GPTQ.values(), "g_idx", "weight_g_idx", "weight_shape"}
 _INT32 = {"weight_packed", "qweight", "qzeros"}
@@ -50,9 +50,7 @@ class Scheme:
     """How a linear layer's weight [O, I] is stored.
 
     Attributes:
-        layout: ``naive`` (one number per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or
-            ``gptq``.
-        args: bits, groups and zero points.
+        layout: ``naive`` (one value per weight), ``packed`` (compressed-tensors' words along I), ``awq`` or ``gptq``.
         zero_offset: added to stored zero points; 1 in GPTQ's first format.
     """
 
@@ -61,7 +59,7 @@ class Scheme:
     zero_offset: int = 0
 
     def shapes(self, rows: int, columns: int) -> dict[str, Shape]:
-        """Return the shape of every stored tensor of a weight [rows, columns], by the last part of its name."""
+        """Return the shapes of the stored tensors of a weight [rows, columns], by the last part of their names."""
 
         def words(numbers: int) -> int:
             return ceil(numbers * self.args.num_bits / 32)
@@ -107,10 +105,10 @@ class Scheme:
             if zero is not None:
                 zero = unpack_from_int32(zero, bits, torch.Size((rows, scale.shape[1])), 0)
         if zero is not None and self.zero_offset:
-            half = 1 << (bits - 1)  # unpacked numbers are signed
+            half = 1 << (bits - 1)  # unpacked values are signed
             zero = (zero.int() + half + self.zero_offset) % (1 << bits) - half
         if order is not None:
-            # The library does not check this: columns may be grouped in any order, but all groups have one size.
+            # the library does not check that all groups have one size
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
                 raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
@@ -122,13 +120,6 @@ Groups = list[tuple[list[str], Scheme]]
 
 @dataclass
 class Quantised:
-    """The quantisation of one checkpoint.
-
-    Attributes:
-        method: its name in ``config.json``.
-        groups: layers, by name, and how they are stored; names take precedence over the class of all linear layers.
-    """
-
     method: str
     groups: Groups
 
@@ -138,7 +129,7 @@ class Quantised:
         """Replace the stored tensors of each layer with its plain float32 weight; yield other tensors unchanged.
 
         Args:
-            weights: names without ``model.``, and tensors. On the meta device only shapes are checked.
+            weights: names without ``model.``, and tensors; only shapes are checked on the meta device.
             expected: shapes of the plain checkpoint.
             problems: receives a text for each tensor that does not fit.
         """
@@ -185,11 +176,6 @@ def _misfit(found: str, expected: str) -> DFlashError:
 
 
 def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Return the quantisation that a configuration declares; None for plain weights.
-
-    Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
-    """
     for place in (config, text_config(config)):
         for key in _KEYS:
             if isinstance(found := place.get(key), Mapping) and found:
@@ -199,17 +185,12 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = Non
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the declared quantisation method (``"fp8"``, ``"modelopt"``); None for plain weights."""
     found = declared(config)
     return None if found is None else method_of(found)
 
 
 def set_aside(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers.
-
-    Args:
-        modelopt: content of Model Optimizer's ``hf_quant_config.json``; None without it.
-    """
+    """Move a drafter's quantisation to :data:`STORED` in ``dflash_config``, so that SGLang builds plain layers."""
     found = declared(config, modelopt)
     if found is None or is_set_aside(config):
         return dict(config)
@@ -226,11 +207,11 @@ def is_set_aside(config: Mapping[str, Any]) -> bool:
 
 
 def parse(config: Mapping[str, Any]) -> Quantised:
-    """Parse a declared quantisation; one that is not dequantised here is a DFlashError."""
+    """Parse a declared quantisation; an unsupported one is a DFlashError."""
     method = method_of(config)
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if config.get(key):
-            raise _unserved(f"{method} with factors for the K/V cache ({key})")
+            raise _unserved(f"{method} with scales for the K/V cache ({key})")
     read = {"fp8": _fp8, "modelopt": _fp8, "compressed-tensors": _compressed, "awq": _packed, "gptq": _packed}
     if method not in read:
         raise _unserved(method)
@@ -238,12 +219,11 @@ def parse(config: Mapping[str, Any]) -> Quantised:
         return Quantised(method, read[method](config))
     except DFlashError:
         raise
-    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # from the library
+    except (ValueError, TypeError, AttributeError, NotImplementedError, re.error) as error:  # raised by the library
         raise _unserved(f"{method} ({' '.join(str(error).split())})") from None
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """Return the method of a declared quantisation (``"fp8"``, ``"modelopt"``)."""
     method = str(config.get("quant_method") or config.get("quant_algo") or "unnamed")
     return "compressed-tensors" if method == "compressed_tensors" else method
 

@@ -1,9 +1,4 @@
-"""Drafter configurations: the keys of ``config.json``, other trainers' forms of it, and drafters of other kinds.
-
-DFLASH keys (``block_size``, ``mask_token_id``, ``target_layer_ids``, ``num_target_layers``, ``is_causal``) are in
-``dflash_config`` or at the top level. The transformer's keys are in ``text_config`` or at the top level. Published
-checkpoints use both places.
-"""
+"""Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ ARCHITECTURES = (PLAIN, "DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMaxDF
 INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
 SOFTCAP = "final_logit_softcapping"
 
-# Keys of drafters of other kinds, which have additional layers or inputs.
+# of drafters with additional layers or inputs
 _OTHER_KEYS = (
     "lilicorr_hidden_size",
     "has_embed_tokens",
@@ -26,7 +21,7 @@ _OTHER_KEYS = (
     "attention_sink_bias",
     "attention_value_scale",
 )
-# Architecture or key -> kind that SGLang does not serve as DFLASH.
+# architecture or key -> type that SGLang does not serve as DFLASH
 _UNSERVED = {
     "thresh_head_direct_len": "AdaFlash (head for the length of a block), which SGLang does not serve",
     "Qwen3XPressModel": "XPress (refinement head), which SGLang does not serve",
@@ -50,19 +45,17 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all keys that are not null on one level: ``dflash_config`` precedes the transformer's, then the others."""
+    """Return all non-null keys on one level: ``dflash_config`` precedes the transformer's, then the others."""
     nested = config.get("dflash_config")
     places = (config, text_config(config), nested if isinstance(nested, Mapping) else {})
     return {key: value for place in places for key, value in place.items() if value is not None}
 
 
 def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
-    """Name the kind of a drafter that SGLang serves as DFLASH and this package does not; None for DFlash and DFlash2.
-
-    Only ``config.json`` is read; the loader finds undeclared extra tensors.
+    """Return the type of a drafter that SGLang serves as DFLASH and this package does not, or None.
 
     Raises:
-        DFlashError: SGLang does not serve it as DFLASH either.
+        DFlashError: SGLang does not serve it either.
     """
     name, keys = architecture(config), flat(config)
     if "DFlash" not in str(name) and keys.keys().isdisjoint(_FIELDS):
@@ -93,24 +86,20 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
 
 
 def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration that z-lab would have written for the same drafter; an equal one if it is plain.
-
-    Raises:
-        DFlashError: the trainer's form cannot be served.
-    """
+    """Return the configuration in z-lab's form; DFlashError if it cannot be served."""
     if _SPECULATORS in config:
         return _from_speculators(config)
     keys, name, dflash = flat(config), architecture(config), config.get("dflash_config")
     for mark, kind in _UNSERVED.items():
         if mark == name or keys.get(mark):
-            raise DFlashError(f"the drafter is of the kind {kind}", expected="a DFlash drafter", remedy=_OTHERS)
+            raise DFlashError(f"unsupported drafter type: {kind}", expected="a DFlash drafter", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
-        # AutoModel's JetSpec recipe: is_causal false is left over from the DFlash recipe that it extends.
+        # left over from the DFlash recipe that AutoModel's JetSpec recipe extends
         changes["is_causal"] = True
     window, types = keys.get("swa_window_size"), keys.get("layer_types")
     if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:
-        # Model Optimizer's window holds for every layer and counts the current token, as ours does.
+        # Model Optimizer's window counts the current token, as ours does, and applies to every layer
         changes |= {"layer_types": [SLIDING] * len(types), "sliding_window": window}
     return {**config, **changes}
 
@@ -137,13 +126,13 @@ def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
         "copies_vocabulary": True,
     }
     second = algorithm == "dflash2"
-    if config.get("sliding_window_non_causal", second):  # the default of each kind
+    if config.get("sliding_window_non_causal", second):  # the default of each type
         dflash["causal"] = False
     quantization = config.get("quantization_config")
     return {
         **layers,
         "architectures": ["DFlash2DraftModel" if second else PLAIN],
-        "model_type": "qwen3",  # for every target: the drafter's layers are Qwen3's
+        "model_type": "qwen3",  # the drafter's layers are Qwen3's for every target
         "dtype": config.get("dtype") or config.get("torch_dtype"),
         **_rope_of_speculators(layers),
         **({"quantization_config": quantization} if quantization else {}),
@@ -162,8 +151,7 @@ def _layers_before(ids: Any) -> list[int]:
 
 
 def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
-    # The trainer runs one RoPE for all layers, over the whole head, with positions in one dimension. Other keys may be
-    # copies of a multimodal target's.
+    # one RoPE over the whole head; other keys may be copies of a multimodal target's
     parameters = layers.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return {}
@@ -182,7 +170,7 @@ def _unserved_by_speculators(found: str, expected: str) -> DFlashError:
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
-    """Raise the error for a key that is missing (``value`` None) or has an unusable value unless ``condition``."""
+    """Raise the error for a missing (``value`` None) or unusable key, unless ``condition``."""
     if condition:
         return
     found = "is missing" if value is None else f"is {value!r}"

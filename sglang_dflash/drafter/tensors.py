@@ -1,8 +1,5 @@
-"""The tensors of a drafter checkpoint: their shapes, the parameters that they load into, and the mask embedding.
-
-Only the tensors of DFlash and DFlash2 are accepted. A checkpoint with others is another kind of drafter, which would
-silently draft badly without its extra weights.
-"""
+"""The tensors of a drafter checkpoint. Others are refused: a drafter without its extra weights would silently draft
+badly."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch import Tensor
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 
-# checkpoint module -> (the fused module that holds it, its shard there)
+# checkpoint module -> (fused module, shard)
 _FUSED: dict[str, tuple[str, str | int]] = {
     **{f"{shard}_proj": ("qkv_proj", shard) for shard in "qkv"},
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
@@ -26,7 +23,7 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
-LARGEST_EMBEDDING = 16 << 20  # bytes
+MAX_EMBEDDING = 16 << 20  # bytes
 _SAVED = "a dict of embedding and mask_token_id, as torch.save writes it"
 _DAMAGED = (
     AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
@@ -43,7 +40,6 @@ def destination(name: str) -> tuple[str, str | int | None]:
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that an unquantised checkpoint must have, by its name there."""
     if not config.num_layers:
         return {}
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
@@ -82,7 +78,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors that may exist and are not loaded: copies of the target's, and ``t2d``'s inverse."""
+    """Return the shapes of optional tensors that are not loaded."""
     if not config.copies_vocabulary:
         return {}
     drafted = config.draft_vocab_size or config.vocab_size
@@ -96,18 +92,16 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 class LoadReport:
-    """Compare the names and shapes of a checkpoint's tensors with a configuration."""
-
     def __init__(self, config: DrafterConfig) -> None:
         self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
-        # Of a checkpoint that SGLang's quantised layers load, only module names are compared.
+        # SGLang's quantised layers: only module names are compared
         self._quantised = config.quantization is not None
         self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
         self._unexpected: list[str] = []
         self._misshaped: list[str] = []
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, its shard, plain tensor. Record the others for :meth:`check`."""
+        """Yield the tensors to load: parameter, shard, plain tensor. Record the others."""
         weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
         if self._stored is not None:
             weights = self._stored.plain(weights, self._expected, self._misshaped)
@@ -115,7 +109,7 @@ class LoadReport:
             if name.endswith("rotary_emb.inv_freq") or not self._accepts(name, tuple(tensor.shape)):
                 continue
             if not self._quantised and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
-                # Its numbers lack the factor that makes them weights.
+                # quantised values without a declared scale
                 self._misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
                 continue
             yield *destination(name), tensor
@@ -129,7 +123,7 @@ class LoadReport:
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
                 expected="the tensors of a DFlash or DFlash2 drafter with this configuration",
-                remedy="use its own config.json, or SGLANG_DFLASH=builtin for a drafter of another kind",
+                remedy="use its own config.json, or SGLANG_DFLASH=builtin for another type of drafter",
             )
 
     def _accepts(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -149,20 +143,15 @@ class LoadReport:
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:
-    """Read ``mask_embedding.pt``, the trained embedding of the mask token, which replaces the target's row.
-
-    Some trainers write it next to the weights, since the target's row for the mask token is often untrained.
-
-    Returns:
-        [H], in the dtype of the file; None without a file.
+    """Return ``mask_embedding.pt``, [H], which replaces the target's embedding of the mask token, or None.
 
     Raises:
         DFlashError: the file cannot be read, or does not fit ``config``.
     """
     if file is None:
         return None
-    if file.stat().st_size > LARGEST_EMBEDDING:
-        raise _unusable(file, f"is larger than {LARGEST_EMBEDDING >> 20} MiB", _SAVED)
+    if file.stat().st_size > MAX_EMBEDDING:
+        raise _unusable(file, f"is larger than {MAX_EMBEDDING >> 20} MiB", _SAVED)
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         embedding, token_id, shape = saved["embedding"], saved["mask_token_id"], list(saved["embedding"].shape)

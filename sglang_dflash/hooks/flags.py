@@ -1,8 +1,4 @@
-"""Old flags and environment variables of published cards, which servers still accept.
-
-Cards and z-lab's README were written for SGLang up to 0.5.18. Their flags are rewritten before they are parsed, so that
-a card's command line runs as printed.
-"""
+"""Old flags and environment variables of published cards, which target SGLang up to 0.5.18."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ RENAMED = {
 }
 _GRAPHS = ("--cuda-graph-backend-prefill", "--cuda-graph-backend-decode")
 _REMOVED, _TODAY = "tc_piecewise", "breakable"
-_OVERLAP = "has no effect: overlap scheduling is the default, and --disable-overlap-schedule turns it off"
+_OVERLAP = "has no effect: overlap scheduling is the default, and --disable-overlap-schedule disables it"
 _VARIABLES = {
     "SGLANG_ENABLE_SPEC_V2": _OVERLAP,
     "SGLANG_ENABLE_DFLASH_SPEC_V2": _OVERLAP,
@@ -33,12 +29,11 @@ _VARIABLES = {
 
 
 def explain_environment(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return one line for each variable of the cards that is set."""
     return [f"{name}={environ[name]} {effect}" for name, effect in _VARIABLES.items() if name in environ]
 
 
 def accept_old_flags(_: None, parser: ArgumentParser) -> None:
-    """Hook after ``ServerArgs.add_cli_args``: ``parser`` reads old flags, from a ``--config`` file too."""
+    """Hook after ``ServerArgs.add_cli_args``: ``parser`` accepts old flags, also from a ``--config`` file."""
     parse = parser.parse_known_args
 
     def parse_modern(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -51,7 +46,6 @@ def accept_old_flags(_: None, parser: ArgumentParser) -> None:
 
 
 def modernise_argv(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return a server's command line in today's flags, and one line per change."""
     modern, notes, previous = list[str](), list[str](), ""
     for word in argv:
         flag, joined, value = word.partition("=")

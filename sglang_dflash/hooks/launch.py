@@ -1,8 +1,4 @@
-"""A server's launch: check the pair, make the serving plan, write it into SGLang's arguments.
-
-All of it runs while SGLang resolves its arguments, where an exception stops the server; SGLang's plugin loader would
-only log it. The other processes receive the plan with the arguments, and read no file again.
-"""
+"""A server's launch: check the pair, make the serving plan and write it into SGLang's arguments."""
 
 from __future__ import annotations
 
@@ -37,11 +33,11 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
 
 logger = logging.getLogger(__name__)
-_SOURCE = "sglang_dflash"  # of our declarations in SGLang's arguments
+_SOURCE = "sglang_dflash"
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_model_source_paths``: check the pair; its first error is raised."""
+    """Resolution hook around ``handle_model_source_paths``: check the pair and raise its first error."""
     previous(server_args)
     if not _is_dflash(server_args):
         return
@@ -63,7 +59,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         write_record(server_args, pair)
         return
     if pair.kind is None and settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's quantisation flag to the drafter's layers.
+        # SGLang would apply the target's flag to the drafter
         _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
     if view := plain_view(pair.loaded_files):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", pair.drafter_files.name, view)
@@ -73,10 +69,8 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_speculative_decoding``, with device, parallelism and memory fraction resolved.
-
-    Afterwards the record of the arguments is the serving plan, or the reason for SGLang's own worker.
-    """
+    """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or the reason for SGLang's own
+    worker."""
     if not _is_dflash(server_args):
         previous(server_args)
         return
@@ -93,7 +87,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
     if plan.widths is not None:
-        # SGLang's own adaptation must stay off: its runners would size their graphs by its candidates.
+        # SGLang's runners would size their graphs by its own candidates
         _declare(server_args, speculative_adaptive=False)
     if not plan.overlap and not settings.disable_overlap_schedule:
         _declare(server_args, disable_overlap_schedule=True)
@@ -103,18 +97,18 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
             "instead)"
         )
     if settings.enable_memory_saver and not settings.enable_weights_cpu_backup and plan.drafts:
-        # A trainer writes the target after a resume, with an update of all models. Nobody would write the drafter.
+        # after a resume a trainer writes the target only
         _declare(server_args, enable_draft_weights_cpu_backup=True)
         logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
     write_record(server_args, plan)
     if plan.drafts:
         previous(server_args)
-    else:  # SGLang's step requires a path, whose configuration it reads if no block size is set
+    else:  # SGLang requires a path, and reads its configuration if no block size is set
         path = settings.model_path
         _declare(server_args, speculative_draft_model_path=path, speculative_num_draft_tokens=plan.block)
         previous(server_args)
         _declare(server_args, speculative_draft_model_path=None, speculative_draft_model_revision=None)
-    if plan.replay:  # declared now, because SGLang's step would refuse a replay for DFLASH on these targets
+    if plan.replay:  # declared now, because SGLang would refuse a replay for DFLASH on these targets
         logger.info(
             "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)",
             REPLAY_SWITCH,
@@ -123,12 +117,10 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 
 
 def configure_drafter(model_config: Any, context_length: int | None) -> None:
-    """Hook before ``ModelConfig._derive_context_length``: the user's override of the drafter's ``config.json``, and the
-    target's whole context for a shorter drafter.
+    """Hook before ``ModelConfig._derive_context_length``: apply overrides, and lift a shorter drafter's limit.
 
-    SGLang refuses such a pair unless ``SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN`` is set, which also lifts the
-    target's limit. A DFlash drafter cannot read out of bounds: its K/V are in the target's slots, and its RoPE table
-    covers the target's context plus the blocks beyond its end.
+    A DFlash drafter cannot read out of bounds: its K/V use the target's slots, and its RoPE table covers the target's
+    context plus the blocks beyond.
     """
     ours = set(model_config.hf_config.architectures or []) & set(ARCHITECTURES)
     if not (model_config.is_draft_model and ours and isinstance(plan := read_record(get_server_args()), ServingPlan)):
@@ -141,14 +133,14 @@ def configure_drafter(model_config: Any, context_length: int | None) -> None:
 
 
 def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> None:
-    """Hook around ``_resolve_dflash_aux_hidden_state``: no drafter reads the target's hidden states."""
+    """Hook around ``_resolve_dflash_aux_hidden_state``: without a drafter, capture no hidden states."""
     plan = read_record(get_server_args())
     if not isinstance(plan, ServingPlan) or plan.drafts:
         original(**kwargs)
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """Return the device of the first rank, as torch describes it: SGLang's resolution uses CUDA here too."""
+    """SGLang initialises CUDA here too."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

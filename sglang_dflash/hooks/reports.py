@@ -1,4 +1,4 @@
-"""Hooks of reports: our figures in SGLang's."""
+"""Hooks that add our figures to SGLang's reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
     if serving.plan is not None:
         result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
-        # SGLang's mean accept length omits the steps since the last log interval. Count every step since /flush_cache.
+        # SGLang's mean omits the steps since the last log interval: count every step since /flush_cache
         reporter = scheduler.metrics_reporter
         if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
             tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
@@ -32,8 +32,7 @@ def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
 def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._calculate_spec_decoding_metrics``: count the drafts that were verified.
 
-    SGLang counts the full width at every step. With several widths the worker reports each block's verified positions,
-    anchors included, in ``cap_lens``.
+    SGLang counts the full width; ``cap_lens`` has the verified positions, anchors included.
     """
     if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
         return
@@ -43,8 +42,6 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
 
 
 class _LoadsPlugins(dict[str, Any]):
-    """A dictionary that loads the plugins in the process that unpickles it."""
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
         return _after_plugins, (dict(self),)
 
@@ -55,11 +52,7 @@ def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: its readers load the plugins.
-
-    SGLang does not load plugins in tokenizer workers (``--tokenizer-worker-num``, ``Engine.attach_tokenizer_worker``),
-    which would count the full width. All of them read this pickle.
-    """
+    """Hook before ``write_data_for_multi_tokenizer``: load the plugins in tokenizer workers, which read this pickle."""
     return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
 
 
@@ -74,7 +67,7 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
 
 
 def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
-    """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``; SGLang's own is off."""
+    """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``."""
     plan = read_record(server_args)
     if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True

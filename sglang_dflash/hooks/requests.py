@@ -1,9 +1,6 @@
-"""Requests in the scheduler: which ones it rejects, and where the others end.
+"""Requests in the scheduler: which ones are rejected, and where the others end.
 
-A request is rejected if it needs a feature that DFLASH lacks or that no sampler can use. The others end at the token at
-which plain decoding ends them, though a step commits several. SGLang looks for an end in all tokens of a step at once,
-in an order of kinds: strings in the order of the request's list, then patterns, then tokens. Plain decoding calls the
-same function after every token.
+SGLang searches all tokens of a step at once for an end, by kind; in plain decoding, after every token.
 """
 
 from __future__ import annotations
@@ -21,11 +18,10 @@ from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layer
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req
 
-# Bounds that keep float32 logits finite after temperature, bias and penalty. The softmax of an infinity is NaN, which
-# would stop the scheduler for all requests. SGLang allows every float64.
-_LARGEST, _SMALLEST = 1e30, 1e-6
-_TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary, stored as int32
-# Parameters of a rejected request, which SGLang prefills nevertheless.
+# float32 logits stay finite: NaN would stop the scheduler
+_MAX, _MIN = 1e30, 1e-6
+_TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary
+# SGLang prefills a rejected request nevertheless
 _HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
 
 
@@ -57,7 +53,7 @@ def _refusals(req: Any) -> Iterator[DFlashError]:
 
 
 def _drop_impossible_stops(req: Any) -> None:
-    # A token outside the vocabulary never stops a request, but it is an index if another request has min_new_tokens.
+    # min_new_tokens of another request would use it as an index
     stops = req.sampling_params.stop_token_ids
     if stops and not all(0 <= token < req.vocab_size for token in stops):
         req.sampling_params = copy.copy(req.sampling_params)
@@ -65,28 +61,22 @@ def _drop_impossible_stops(req: Any) -> None:
 
 
 def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
-    # Parameters that SGLang accepts but no sampler can use: value and expectation.
-    if not params.temperature <= _LARGEST:
-        yield f"temperature {params.temperature}", f"at most {_LARGEST:g}"
+    if not params.temperature <= _MAX:
+        yield f"temperature {params.temperature}", f"at most {_MAX:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):
         yield f"top_k {params.top_k}", f"-1, or an integer of at most {_TOP_K_ALL}"
-    if not params.repetition_penalty >= _SMALLEST:
-        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_SMALLEST:g}"
+    if not params.repetition_penalty >= _MIN:
+        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_MIN:g}"
     bias = params.logit_bias or {}
     for token, value in bias.items():
-        if not isinstance(value, int | float) or not value <= _LARGEST:  # minus infinity bans a token
-            yield f"logit_bias {value} of token {token}", f"at most {_LARGEST:g}"
-    if len(bias) >= vocab_size and all(value < -_LARGEST for value in bias.values()):
+        if not isinstance(value, int | float) or not value <= _MAX:  # minus infinity bans a token
+            yield f"logit_bias {value} of token {token}", f"at most {_MAX:g}"
+    if len(bias) >= vocab_size and all(value < -_MAX for value in bias.values()):
         yield "logit_bias that bans every token", "one token that may be chosen"
 
 
 def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``create_grammar_backend``: a grammar reads drafts, so it must be able to forget rejected ones.
-
-    Raises:
-        DFlashError: grammars of this backend, which may be a plugin's, have no ``rollback``. The first constrained
-            request would end the server.
-    """
+    """Hook after ``create_grammar_backend``: DFlashError for grammars that cannot forget rejected drafts."""
     compiles = getattr(backend, "grammar_backend", backend)  # without the wrapper of reasoning parsers
     if serving.plan is None or compiles is None:
         return
@@ -98,9 +88,8 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
 def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
     """Hook around ``Req.update_finish_state``: end the request at the first token at which SGLang's function ends it.
 
-    The tokens of a step are replayed one by one only if SGLang finds an end in them, or if the request has a pattern,
-    whose match may depend on where the text before it is cut. Tokens after the end stay in ``output_ids``, because the
-    K/V cache holds them; ``finished_len`` excludes them.
+    Tokens are replayed one by one only if SGLang finds an end, or for a pattern, whose match may depend on where the
+    text is cut. ``output_ids`` keeps tokens after the end, as the K/V cache does.
     """
     if serving.plan is None or new_accepted_len <= 1 or req.finished() or req.to_finish:
         original(req, new_accepted_len)
@@ -117,7 +106,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
     try:
         for token in run:
             ids.append(token)
-            # The grammar has read the whole run, which ends where the grammar does.
+            # the grammar has already read the whole run
             req.grammar = grammar if len(ids) == start + len(run) else None
             original(req, 1)
             if req.finished():
@@ -130,7 +119,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
 
 def _end_here(req: Req) -> None:
     end = req.finished_len = len(req.output_ids) if req.finished_len is None else req.finished_len
-    # SGLang has counted the whole run. Thinking starts at the first token, after a start marker that must be whole.
+    # SGLang has counted the whole run; thinking starts after a complete start marker
     req.reasoning_tokens = 0 if end < req._think_start_match_len else min(req.reasoning_tokens, end)
 
 
@@ -141,10 +130,10 @@ def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
 
 
 def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
-    """Hook around ``StreamingSession.try_cache_finished_req``: keep only what a next turn may build on.
+    """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
 
-    A recurrent state cannot be rewound to the end that the client saw: release the turn to the prefix cache, where the
-    next turn finds it. Of other targets SGLang also keeps the last token, whose K/V may not exist yet.
+    A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets SGLang also keeps the
+    last token, whose K/V may not exist yet.
     """
     slot = None if serving.plan is None else sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):

@@ -1,10 +1,7 @@
 """Streamed answers: clients receive what they would receive with one token per step.
 
-SGLang wrote its detokenizer and its parsers for one token per step. If a step has several, the detokenizer sends text
-twice and parsers lose calls. Our hooks remember what was sent, and parse each step in pieces of one token.
-
-One difference remains. With byte fallback, tokenizers decode a run of byte tokens as a whole, and an invalid run as one
-U+FFFD per byte. If an answer is cut inside a character, its last chunk loses the other characters of that run.
+With several, SGLang's detokenizer sends text twice and its parsers lose calls. One difference remains: with byte
+fallback, an answer that is cut inside a character loses the other characters of an invalid run of byte tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.launch import get_server_args
 
-BYTES = 4  # the most that a character has
-CONTEXT = 6  # tokens before a text, without which its first one may be decoded otherwise
+BYTES = 4  # per character
+CONTEXT = 6  # preceding tokens that decoding may depend on
 
 _tokenizer: Any = None
 _marker_or_character = re.compile(".", re.DOTALL)
@@ -29,10 +26,9 @@ _answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
 
 
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
-    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: text that was sent is not sent again.
+    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
 
-    Of a chunk that ends inside a character, SGLang sends whole words and stores where they end. The next chunk may move
-    that position back.
+    SGLang may move the end of sent text back.
     """
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
@@ -44,7 +40,7 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
 
 
 def keep_tokenizer(_: None, manager: Any) -> None:
-    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer, which decodes single tokens."""
+    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer."""
     global _tokenizer, _marker_or_character
     _tokenizer = manager.tokenizer
     added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
@@ -57,7 +53,7 @@ def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
 
 
 async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **keywords: Any) -> AsyncIterator[Any]:
-    """Hook around ``TokenizerManager.generate_request``: whoever parses an answer's text also finds its tokens."""
+    """Hook around ``TokenizerManager.generate_request``: keep each answer for its parsers."""
     async with aclosing(original(*args, **keywords)) as answers:
         async for answer in answers:
             _answer.set(answer)
@@ -67,8 +63,7 @@ async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **k
 def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
     """Hook around each parser's method for streamed text: call it for one token at a time.
 
-    Returns:
-        The joined results: texts, and the list of calls, in which consecutive argument deltas of one call are merged.
+    Returns the joined results, with consecutive argument deltas of one call merged.
     """
     at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
     ends = set() if at_once else _ends_of_tokens(text)
@@ -86,12 +81,12 @@ def _we_serve() -> bool:
 
 
 def _ends_of_tokens(text: str) -> set[int]:
-    """Where the last tokens of the answer end in ``text``; without them, markers and single characters."""
+    """Where tokens end in ``text``, else markers and characters."""
     ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []
         for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
-            # As the detokenizer: the text of a token that ends inside a character comes with the next one.
+            # as in the detokenizer: a token that ends inside a character adds no text
             before, after = (
                 _tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
                 for end in (k, k + 1)

@@ -1,4 +1,4 @@
-"""Refuse an SGLang that this package does not fit; otherwise serve DFLASH with our worker class."""
+"""Refuse an incompatible SGLang; otherwise serve DFLASH with our worker class."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-_NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # of the driver, on Linux and in WSL
+_NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 
 
 def on_our_cpu_platform() -> bool:
-    """Whether this process serves on an out-of-tree platform for CPUs."""
     return bool(current_platform.is_out_of_tree() and current_platform.device_name == "cpu")
 
 
 def refuse_without_accelerator() -> None:
-    """Raise DFlashError on a machine that neither SGLang nor an out-of-tree platform can serve on."""
     if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
@@ -40,18 +38,14 @@ def refuse_without_accelerator() -> None:
 
 
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
-    """Hook around ``SpeculativeAlgorithm.create_worker``: our class for DFLASH, SGLang's for the rest."""
-    # On the CPU platform SGLang takes the class from the platform, which calls `worker_for`.
+    """Hook around ``SpeculativeAlgorithm.create_worker``: return our class for DFLASH."""
+    # the CPU platform calls `worker_for`
     ours = worker_for(server_args) if algorithm.is_dflash() and not on_our_cpu_platform() else None
     return ours or original(algorithm, server_args)
 
 
 def worker_for(server_args: ServerArgs) -> type | None:
-    """Return our worker class, or None if SGLang's own serves these arguments; set the plan of this process.
-
-    Raises:
-        DFlashError: the arguments come from a launch without this package.
-    """
+    """Set this process's plan and return our worker class, or None; DFlashError for a launch without this package."""
     decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
         serving.plan = decided
@@ -67,7 +61,6 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 
 def our_worker() -> type:
-    """Return our worker class; its drafter is added to SGLang's model registry."""
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.drafter import DFlashDraftModel
     from sglang_dflash.upstream.worker import Req, add_models
@@ -76,7 +69,7 @@ def our_worker() -> type:
     check_version()
     check_hooks()
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
-    # Under speculation SGLang samples a token even if none is requested. Hooks cannot replace a property.
+    # under speculation SGLang samples a token even if none is requested; hooks cannot replace a property
     Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 
@@ -84,8 +77,7 @@ def our_worker() -> type:
 def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[int]) -> None:
     """Hook around ``Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture``, which fails in SGLang 0.5.23.
 
-    It calls a method of the language model that Qwen3.5 has and Qwen3-VL lacks. EAGLE-3's method captures the same
-    layers without it.
+    It calls a method that Qwen3-VL's language model lacks. EAGLE-3's captures the same layers.
     """
     if hasattr(model.model, "set_dflash_layers_to_capture"):
         original(model, layer_ids)
@@ -95,18 +87,18 @@ def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[in
 
 @cache
 def check_sglang() -> None:
-    """Raise DFlashError for an SGLang of an untested version, or one that lacks a name or a hook that we need."""
+    """Raise DFlashError for an untested SGLang, or without a name or hook that we need."""
     if note := check_version():
         logger.warning("DFLASH: %s", note)
     try:
         import_module("sglang_dflash.upstream.worker")
-    except Exception as error:  # also what libraries raise that do not fit the driver
+    except Exception as error:  # including what libraries raise that do not fit the driver
         raise misfit(error) from error
     check_hooks()
 
 
 def check_hooks() -> None:
-    """Raise DFlashError if one of our hooks is not in place: SGLang only logs that, and would run without it."""
+    """Raise DFlashError if a hook is not in place: SGLang only logs that."""
     ours = {
         target
         for target, hooks in HookRegistry._hooks.items()

@@ -1,4 +1,4 @@
-"""Requests of trainers: which model they are for, a drafter from disk, and what is refused."""
+"""Requests of trainers: which model they update, a drafter from disk, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from sglang_dflash.upstream.launch import get_server_args, resolving_view
 
 
 def select_runners(result: list[tuple[str, Any]], _: Any, selector: str = "all") -> list[tuple[str, Any]]:
-    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target.
-
-    SGLang would load the same tensors into both models: a drafter as wide as its target would draft with the target's.
-    ``"draft"`` still selects the drafter. ``result`` holds role and runner of each selected model.
-    """
+    """Hook after ``SchedulerWeightUpdaterManager._select_runners``: treat ``"all"`` as the target."""
     if selector != "all" or serving.plan is None:
         return result
     return [(role, runner) for role, runner in result if role == "target"]
 
 
 def weights_by_name(result: Any, manager: Any, request: Any) -> Any:
-    """Hook after ``get_weights_by_name``: ``draft.fc.weight`` is the drafter's, as in answers of /weights_checker."""
+    """Hook after ``get_weights_by_name``: ``draft.NAME`` is the drafter's parameter."""
     if serving.plan is not None and serving.plan.drafts:
         named = manager.draft_worker.weight_update_runners()[0][1].model.named_parameters(prefix="draft")
         if (found := dict(named).get(request.name)) is not None:
@@ -46,7 +42,6 @@ def report_update(_: None, manager: Any, weight_version: str | None) -> None:
 
 
 def is_drafter(path: str) -> bool:
-    """Return whether a model is a drafter, by its ``config.json``; False without one."""
     try:
         return architecture(ModelFiles(path).config) in ARCHITECTURES
     except DFlashError:
@@ -90,13 +85,13 @@ def _load_drafter(plan: serving.ServingPlan, drafter: Any, request: Any) -> tupl
 
 
 def keep_target_path(original: Callable[..., None], manager: Any, model_path: str, load_format: str) -> None:
-    """Hook around ``TokenizerManager._update_model_path_info``: after a drafter's update the target is still served."""
+    """Hook around ``TokenizerManager._update_model_path_info``: keep the target's path after a drafter's update."""
     if not is_drafter(model_path):
         original(manager, model_path, load_format)
 
 
 def resume_released(original: Callable[..., Any], manager: Any, request: Any) -> Any:
-    """Hook around the scheduler's ``resume_memory_occupation``, which ends it for memory that was not released."""
+    """Hook around the scheduler's ``resume_memory_occupation``, which would end it if the memory was not released."""
     from sglang_dflash.upstream.worker import GPU_MEMORY_ALL_TYPES, ResumeMemoryOccupationReqOutput
 
     missing = set(request.tags or GPU_MEMORY_ALL_TYPES) - manager.offload_tags
@@ -107,7 +102,7 @@ def resume_released(original: Callable[..., Any], manager: Any, request: Any) ->
 
 
 async def raise_refusal(_: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> None:
-    """Hook around ``TokenizerManager.resume_memory_occupation``, with its two calls: a refusal becomes a 400."""
+    """Hook around ``TokenizerManager.resume_memory_occupation``: turn a refusal into a 400."""
     manager.auto_create_handle_loop()
     for answer in await manager.resume_memory_occupation_communicator(obj):
         if answer.rid is not None:

@@ -1,4 +1,4 @@
-"""Weight updates of a running server: the selected model alone, and whole or not at all."""
+"""Weight updates of a running server: the selected model only, completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ logger = logging.getLogger(__name__)
 
 Weights = Iterable[tuple[str, Tensor]]
 
-# Parts of names that SGLang's loaders skip: derived tables, tied heads, layers that draft, scales of K/V.
+# parts of names that SGLang's loaders skip: derived tables, tied heads, layers that draft, K/V scales
 _SKIPPED = ("rotary_emb.", "lm_head.", "mtp.", "_scale")
-written: list[str] = []  # roles of the models that updates have written and the worker has not heard of
+written: list[str] = []  # roles of updated models that the worker has not received
 
 
 def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before one of them is written.
+    """Hook around the updates of ``WeightUpdater``: refuse tensors that do not fit before any is written.
 
-    SGLang's model loads the tensors twice, the first time without writing. What it raises then is the answer to the
-    client; SGLang would end the scheduler, or serve a model that is half loaded. Tensors by IPC arrive in several
-    loads: each of them is whole.
+    The model loads the tensors twice, the first time without writing.
     """
     if serving.plan is None:
         return original(updater, *args, **kwargs)
@@ -38,7 +36,7 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
     refused: list[Refused] = []
 
     def load_wholly(weights: Weights) -> Any:
-        if refused:  # SGLang rolls a failed update back, and nothing was written
+        if refused:  # SGLang rolls a failed update back
             return None
         fitting = list(weights)
         try:
@@ -53,7 +51,7 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
     try:
         with patch.object(model, "load_weights", load_wholly):
             success, message = original(updater, *args, **kwargs)
-    except Exception as error:  # the edge of the process, for the tensors of a client
+    except Exception as error:  # process edge: a client's tensors
         logger.exception("DFLASH: a weight update failed")
         success, message = False, str(error)
     if success:
@@ -64,26 +62,22 @@ def update_wholly(original: Callable[..., tuple[bool, str]], updater: Any, *args
 
 
 def load_directly(original: Callable[..., None], model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
-    """Hook around ``_model_load_weights_direct``, which writes parameters without the model's ``load_weights``."""
+    """Hook around ``_model_load_weights_direct``, which bypasses ``load_weights``."""
     if serving.plan is not None:
         try_to_load(lambda weights: original(model, weights), named_tensors)
     original(model, named_tensors)
 
 
 class Refused(ValueError):
-    """The tensors of an update do not fit, and none was written."""
-
     def __init__(self, problem: str) -> None:
         super().__init__(f"the weight update was refused, and nothing was written: {problem}")
 
 
 def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """Load without writing, and return the names of the tensors that the loader skips.
-
-    Of a loader that reads all tensors before it writes one, only whether it writes any is known.
+    """Load without writing, and return the names of the tensors that the loader skips, if it reads one at a time.
 
     Raises:
-        Refused: the loader raises; with the tensor at which it does.
+        Refused: the loader raises.
     """
     reached, skipped, mode = "no tensor", list[str](), _WithoutWrites()
 
@@ -98,17 +92,14 @@ def try_to_load(load: Callable[[Weights], Any], weights: Sequence[tuple[str, Ten
     try:
         with mode:
             load(named())
-    except Exception as error:  # the models' loaders raise what they like
+    except Exception as error:  # the models' loaders raise any exception
         raise Refused(f"{type(error).__name__} at {reached}: {error}") from error
     return [] if mode.copies and len(skipped) == len(weights) else skipped
 
 
 def refuse_unknown(skipped: Sequence[str]) -> None:
-    """Raise Refused for tensors that the target's loader skips, unless it is known to skip them.
-
-    It is known to skip the names of ``_SKIPPED``, other ranks' experts, and what it skipped at the launch. If that
-    checkpoint has no safetensors headers, every name counts as known.
-    """
+    """Raise Refused for tensors that the target's loader skips, unless ``_SKIPPED`` names them, they are other ranks'
+    experts, or the launch skipped them."""
     known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
     unknown = [name for name in skipped if not any(part in name for part in known)]
     if unknown:
@@ -119,8 +110,6 @@ def refuse_unknown(skipped: Sequence[str]) -> None:
 
 
 class _WithoutWrites(TorchDispatchMode):
-    """Check what is copied in place, and write nothing in place; ``copies`` counts what would be written."""
-
     copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,4 @@
-"""The drafter's attention: queries of the block over context K/V and the block itself.
-
-Each layer projects a token's fused hidden states of the target to its own K and V; it never runs over the context.
-"""
+"""The drafter's attention: queries of the block over context K/V and the block itself."""
 
 from __future__ import annotations
 
@@ -27,11 +24,9 @@ from sglang_dflash.upstream.worker import (
 class QKNormRope(nn.Module):
     """Q and K norms of all layers, and RoPE.
 
-    Each layer's norm weights become views of one tensor, so that weight updates reach it.
-
     Args:
-        norms: (Q norm, K norm) of each layer; their weights may still be empty.
-        positions: number of rows of the RoPE table, allocated here because CUDA graphs hold its address.
+        norms: (Q norm, K norm) of each layer; their weights become views of one tensor.
+        positions: rows of the RoPE table, allocated here because CUDA graphs hold its address.
     """
 
     def __init__(
@@ -51,11 +46,10 @@ class QKNormRope(nn.Module):
         for param, row in zip(params, rows, strict=True):
             param.data = row
         self._weights = rows.unflatten(0, (len(norms), 2))
-        # No buffer: /weights_checker would reset it, and no update would write it again.
+        # no buffer: /weights_checker would reset it, and no update would restore it
         self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:
-        """Return the norm and RoPE of one forward over a block at ``positions`` int64 [T]."""
         self._assert_in_table(positions)
         return BlockNormRope(self, positions, self._weights.index_select(1, self._row_of_head))
 
@@ -77,14 +71,14 @@ class QKNormRope(nn.Module):
 
 @dataclass(frozen=True)
 class BlockNormRope:
-    """Positions of one forward, int64 [T], and each head's norm weights, [L, num_heads + num_kv_heads, head_dim]."""
+    """Positions of one forward, int64 [T], and norm weights, [L, num_heads + num_kv_heads, head_dim]."""
 
     layers: QKNormRope
     positions: Tensor
     weights: Tensor
 
     def __call__(self, layer_id: int, qkv: Tensor, query_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a layer's Q and K, normalised and rotated, and V, each [T, heads * head_dim]."""
+        """Return a layer's normalised and rotated Q and K, and V, each [T, heads * head_dim]."""
         weights = self.weights[layer_id, None]
         heads, head_dim = weights.shape[1:]
         rotated = self.layers.rotate(qkv.unflatten(1, (-1, head_dim))[None, :, :heads], weights, self.positions)
@@ -93,8 +87,6 @@ class BlockNormRope:
 
 
 class DrafterAttention(nn.Module):
-    """Grouped-query attention with per-head Q/K norm and RoPE, causal or not, full or sliding, as configured."""
-
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.head_dim = head_dim = config.head_dim
@@ -132,11 +124,7 @@ def window_left(config: DrafterConfig) -> int:
 
 
 class ContextProjection:
-    """Project fused context vectors to K/V of all layers, in one batched matrix product.
-
-    Each layer's plain ``qkv_proj`` weight becomes a view of one tensor, so that weight updates reach it. Quantised
-    layers run one by one.
-    """
+    """Projection of fused context vectors to K/V of all layers, in one batched matrix product."""
 
     def __init__(self, attentions: list[DrafterAttention], norm_rope: QKNormRope) -> None:
         self.attentions, self._norm_rope = attentions, norm_rope
@@ -151,7 +139,7 @@ class ContextProjection:
 
         Args:
             context: [T, H], fused context vectors.
-            positions: int64 [T], absolute positions.
+            positions: int64 [T], absolute.
         """
         first = self.attentions[0]
         kv = self._project(context, first.query_size).unflatten(-1, (2, first.num_kv_heads, first.head_dim))
@@ -168,6 +156,6 @@ class ContextProjection:
 
 
 def _stack(weights: list[Tensor]) -> Tensor:
-    # Stack weights [O, I] to [L, O, I], in the memory order of the first: by outputs or by inputs.
+    # weights [O, I] to [L, O, I], in the first one's memory order
     by_input = weights[0].t().is_contiguous()
     return torch.stack([w.t() for w in weights]).transpose(1, 2) if by_input else torch.stack(weights)

@@ -1,4 +1,4 @@
-"""What DFlash2 adds to a drafter: a convolution over the positions of a block, and a selector of candidates."""
+"""DFlash2's additions: a convolution over the positions of a block, and a candidate selector."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from sglang_dflash.upstream.worker import ReplicatedLinear
 
 
 class BlockConvolution(nn.Module):
-    """Convolve what goes into a sublayer and what comes out of it.
-
-    Both kernels are a channel's own coefficients plus corrections, which a position computes from the sublayer's input
-    for groups of channels. The context's K and V are not convolved. Every tensor-parallel rank holds all of it.
-    """
+    """Convolve the input and the output of a sublayer with per-channel coefficients plus corrections, which each
+    position computes for groups of channels."""
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
         super().__init__()
@@ -30,20 +27,14 @@ class BlockConvolution(nn.Module):
         self.kernel_projection = ReplicatedLinear(hidden, coefficients, False, quant_config=quant_config, prefix=name)
 
     def forward(self, hidden: Tensor, width: int, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the convolved ``sublayer`` of ``hidden`` [bs * w, H], in blocks of ``width`` positions.
-
-        The width is the step's: at another width a position would read a neighbour of another request.
-        """
+        """Return the convolved ``sublayer`` of ``hidden`` [bs * w, H], in blocks of ``width`` positions."""
         before, after = self.kernel_projection(hidden)[0].unflatten(1, self._kernels).unbind(1)
         hidden = convolve_block(hidden, self.base_kernel[0], before, width=width)
         return convolve_block(sublayer(hidden), self.base_kernel[1], after, width=width)
 
 
 class CandidateSelector(nn.Module):
-    """DFlash2: the K largest logits of each position, rescored by the token chosen before (:func:`walk_candidates`).
-
-    Leads are differences of scores, which are log-odds as logits are. Every tensor-parallel rank holds all of it.
-    """
+    """DFlash2: the K largest logits of each position, rescored by :func:`walk_candidates`."""
 
     def __init__(self, config: DrafterConfig, quant_config: Any, prefix: str) -> None:
         super().__init__()

@@ -31,14 +31,12 @@ from sglang_dflash.upstream.worker import (
 
 @dataclass
 class DraftOutput(LogitsProcessorOutput):
-    """Result of a draft forward, in the type that SGLang's runners return.
-
-    A CUDA graph's replay returns the captured batch in the graph's memory: slice and copy before the next replay.
+    """Result of a draft forward; a CUDA graph returns the padded batch in its own memory.
 
     Attributes:
-        drafts: int64 [bs, w - 1], one token per mask position.
+        drafts: int64 [bs, w - 1].
         margins: float32 [bs, w - 1], each draft's score minus the second largest; None unless blocks are copied.
-        broken: int64 [bs], number of positions whose hidden state is not finite.
+        broken: int64 [bs], positions whose hidden state is not finite.
     """
 
     drafts: Tensor | None = None
@@ -52,8 +50,7 @@ class StagedContext:
 
     Attributes:
         hidden: [N, K * H], the target's hidden states.
-        positions, slots: int64 [N]. Slot 0 is SGLang's write-only padding slot: rows without a token have it.
-        pool: the drafter's K/V pool.
+        positions, slots: int64 [N]; slot 0, the write-only padding slot, for rows without a token.
     """
 
     hidden: Tensor
@@ -70,7 +67,7 @@ class StagedContext:
 
 
 class DrafterLayer(nn.Module):
-    # The residual is a separate argument, so that norms fuse with its addition.
+    # a separate residual fuses with the norms
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -102,13 +99,13 @@ class DrafterLayer(nn.Module):
 def most_probable(
     vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Choose the token of the largest logit at each position: the head of plain DFlash, and the signature of any.
+    """Choose the token of the largest logit at each position: plain DFlash's head.
 
     Args:
         anchors: int64 [bs]; hidden: [bs, n, H], of the mask positions.
 
     Returns:
-        int64 [bs, n], and with ``margins`` the lead of each token over the second choice, float32 [bs, n].
+        int64 [bs, n], and with ``margins`` their leads, float32 [bs, n].
     """
     tokens, leads = vocabulary.argmax_token(hidden.flatten(0, 1), margins=margins)
     shape = hidden.shape[:2]
@@ -116,12 +113,7 @@ def most_probable(
 
 
 class DFlashDraftModel(nn.Module):
-    """The whole draft step: the target's embedding, the drafter's layers, the target's LM head and a choice of tokens.
-
-    DFlash2's convolutions and candidate selector are there if the configuration has them.
-    """
-
-    # The drafter is sharded over the ranks that share one batch, in every layout of the target.
+    # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
@@ -151,7 +143,7 @@ class DFlashDraftModel(nn.Module):
             attentions[0].num_kv_heads,
             parsed.rms_norm_eps,
             rotary,
-            # The target's context, a block after its end and, with overlap scheduling, a second block.
+            # the target's context, a block after its end and, with overlap, a second one
             positions=config.context_len + 2 * get_spec().speculative_num_draft_tokens,
         )
         self._context_projection = ContextProjection(attentions, self.qk_norm_rope)
@@ -173,7 +165,7 @@ class DFlashDraftModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
         """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
 
-        Before, inject the first ``bs * w`` rows of the staged context, if it has as many, and clear their slots.
+        First inject ``bs * w`` rows of the staged context, if it has as many.
         """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
         if self.staged is not None and len(input_ids) <= len(self.staged):
@@ -183,7 +175,6 @@ class DFlashDraftModel(nn.Module):
         for layer in self.layers:
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch, width)
         hidden, _ = self.norm(hidden, residual)
-        # Only mask positions predict a token.
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
         choose = self.candidate_selector or most_probable
         drafts, margins = choose(self.vocabulary, anchors, masks, margins=self._returns_margins)
@@ -191,7 +182,7 @@ class DFlashDraftModel(nn.Module):
             next_token_logits=None,
             drafts=drafts,
             margins=margins,
-            # The sum over a NaN or an infinity is not finite.
+            # the sum over a NaN or an infinity is not finite
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )
 
@@ -199,14 +190,14 @@ class DFlashDraftModel(nn.Module):
     def context_kv(self, target_hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return K and V of context tokens, each [L, T, kv_heads of this rank, head_dim].
 
-        ``target_hidden`` [T, K * H] holds the captured layers in the order of ``target_layer_ids``.
+        ``target_hidden`` [T, K * H] holds the captured layers.
         """
         context, _ = self.fc(target_hidden.to(self.norm.weight.dtype))
         return self._context_projection(self.hidden_norm(context), positions)
 
     @torch.no_grad()
     def write_context(self, pool: Any, target_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Write K and V of context tokens (see :meth:`context_kv`) to ``slots``, int64 [T], of the K/V pool."""
+        """Write K and V of context tokens to ``slots``, int64 [T], of the K/V pool."""
         keys, values = self.context_kv(target_hidden, positions)
         where = KVWriteLoc(slots, physical=True)
         for attention, k, v in zip(self._context_projection.attentions, keys, values, strict=True):
@@ -214,18 +205,18 @@ class DFlashDraftModel(nn.Module):
             pool.set_kv_buffer(layer, where, k, v, layer.k_scale, layer.v_scale)
 
     def inject_staged(self, rows: int) -> None:
-        """Write the first ``rows`` staged tokens to their slots, and clear the slots, so that none is written twice."""
+        """Write the first ``rows`` staged tokens to their slots, and clear the slots."""
         assert self.staged is not None
         slots = self.staged.slots[:rows]
         self.write_context(self.staged.pool, self.staged.hidden[:rows], self.staged.positions[:rows], slots)
         slots.zero_()
 
     def get_attention_sliding_window_size(self) -> int | None:
-        # SGLang's attention backends call this.
+        # for SGLang's attention backends
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load a checkpoint; later calls (weight updates) may omit tensors. Errors as of :meth:`LoadReport.check`."""
+        """Load a checkpoint; later calls (weight updates) may omit tensors. Errors as in :meth:`LoadReport.check`."""
         report = LoadReport(self.drafter_config)
         params: dict[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         for name, shard, tensor in report.place(weights):

@@ -1,7 +1,4 @@
-"""The target's embedding and LM head, which the drafter shares, and the shards of its logits.
-
-Tensor-parallel ranks exchange largest logits in place of all logits, unless a request needs these.
-"""
+"""The target's embedding and LM head, which the drafter shares, and the shards of its logits."""
 
 from __future__ import annotations
 
@@ -21,21 +18,15 @@ from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_para
 class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the token of the largest logit.
 
-    No module, so that the target's weights do not become parameters of the drafter.
-
-    Scale and cap are increasing, so the largest logit is chosen without them. In float32 a cap keeps bfloat16 logits of
-    up to six caps distinct: drafts are those of capped logits, ties included. Beyond, ``tanh`` saturates, and the draft
-    is one of the tokens that share the largest capped logit. Margins are log-odds of the drafter as it was trained, so
-    both apply to them.
+    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
+    so the argmax needs neither; margins are the drafter's log-odds as trained, so both apply.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
-        scale: factor of the embeddings.
-        first_id, num_ids: token ids of this rank's shard of the head, padding and added vocabulary excluded.
-        mask_token_id: token id of the block's positions after the anchor.
-        mask_embedding: embedding of the mask token, [H]; None for the target's row.
-        logit_scale: positive factor of the logits.
-        logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``; None for none.
+        first_id, num_ids: token ids of this rank's shard of the head, without padding and added vocabulary.
+        mask_embedding: [H]; None for the target's row.
+        logit_scale: positive scale of the logits.
+        logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``, or None.
         drafted: bool [num_ids], the ids that may be drafted; None for all.
     """
 
@@ -85,30 +76,25 @@ class TargetVocabulary:
         )
 
     def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return the same vocabulary; only tokens marked in ``drafted``, bool [vocabulary], are drafted."""
-        # A view, so that updates of the weights reach it.
+        """Return a vocabulary that drafts only the tokens marked in ``drafted``, bool [vocabulary]."""
+        # a view, so that updates reach it
         return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings [n, H] of token ids int64 [n]."""
         embeds = self.embedding(token_ids)
         if self.mask_embedding is not None:
-            # Writing it into the target's table would change the output of a tied LM head.
+            # writing it into the target's table would change a tied LM head
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
     def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], equal on all ranks.
-
-        With ``margins`` also the lead over the second largest logit, scaled and capped, float32 [n]; otherwise None.
-        """
+        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], and with ``margins`` its scaled and
+        capped lead over the second, float32 [n]; equal on all ranks."""
         return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
 
     def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return what :meth:`argmax_token` does, from this rank's logits [n, num_ids]; overwrites them for margins.
-
-        Ranks exchange their largest logit and its token, or two logits for margins, instead of all logits.
-        """
+        """Return the same from this rank's logits [n, num_ids], which are overwritten for margins."""
         group = get_parallel().tp_group
         index = argmax(logits)
         if group.world_size == 1 and not margins:
@@ -118,7 +104,7 @@ class TargetVocabulary:
             best.append(logits.scatter_(1, index[:, None], -torch.inf).amax(1, keepdim=True))
         if group.world_size == 1:
             return index, self._margins(*(column.squeeze(1).float() for column in best))
-        # Float32 holds token ids exactly up to 2**24.
+        # float32 holds token ids exactly up to 2**24
         sent = torch.cat([column.float() for column in (*best, index[:, None] + self.first_id)], dim=1)
         shards = group.all_gather(sent[None], dim=0)
         first, ids = shards[..., 0], shards[..., -1]
@@ -130,16 +116,13 @@ class TargetVocabulary:
         return tokens, self._margins(first.amax(0), others.amax(0))
 
     def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return each row's ``k`` largest logits, float32 [n, k], and their tokens, int64 [n, k]; the largest is first.
-
-        The logits are scaled and capped. ``hidden`` is [n, H]. All ranks return the same: they exchange their own ``k``
-        largest and their tokens.
-        """
+        """Return the ``k`` largest scaled and capped logits per row of ``hidden`` [n, H], descending, float32 [n, k],
+        and their tokens, int64 [n, k]; equal on all ranks."""
         group = get_parallel().tp_group
         logits, tokens = top_k(self._shard_logits(hidden), k)
         logits = logits.float()
         if group.world_size > 1:
-            # Float32 holds token ids exactly up to 2**24. A stable sort orders equal logits alike on every rank.
+            # a stable sort orders equal logits alike on every rank
             sent = torch.stack((logits, (tokens + self.first_id).float()))
             logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
             logits, order = logits.sort(dim=1, descending=True, stable=True)
@@ -159,19 +142,13 @@ class TargetVocabulary:
         if weight is not None and weight.is_floating_point() and weight.itemsize > 1:
             logits = linear(hidden.to(weight.dtype), weight[: self.num_ids])
         else:
-            # As the target computes its own logits. Columns after the rank's ids are padding.
+            # as the target computes its own logits; columns after the rank's ids are padding
             logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
         return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
 
 
 class LogitShards:
-    """Keeps the logits of a verify on the rank that computed them, one shard of the vocabulary per rank.
-
-    Plain decoding and prefills gather as before. Build it before the target's graphs are captured.
-
-    Args:
-        vocabulary: the target's, with this rank's shard of the LM head.
-    """
+    """Keeps the logits of a verify on the rank that computed them. Build it before the target's graphs are captured."""
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -186,15 +163,15 @@ class LogitShards:
         """Return the argmax of each row, int64 [n], from shards [n, V / ranks] or whole ``logits`` [n, V]."""
         if not self._are_shards(logits):
             return argmax(logits)
-        # Columns after the shard's ids are padding.
+        # padding
         return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return all logits, float32 [n, V], as SGLang does without shards."""
+        """Return all logits, float32 [n, V]."""
         if not self._are_shards(logits):
             return logits
         assert self._processor is not None
-        # The model computed them in its own dtype, so the ranks send no more than SGLang's would.
+        # in the model's dtype, so ranks send no more than SGLang would
         gathered: Tensor = self._processor._logits_gatherer(logits.to(self._dtype))
         return gathered[:, : self._processor.vocab_size].float()
 
@@ -203,7 +180,7 @@ class LogitShards:
 
 
 def _gathers_plainly(processor: Any) -> bool:
-    # A soft cap rounds after the gather, so equal capped logits may differ before it.
+    # a soft cap rounds after the gather
     others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
     return get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather and not any(others)
 

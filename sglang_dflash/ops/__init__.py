@@ -20,12 +20,11 @@ _replaced: dict[str, Callable[..., Any]] = {}
 
 
 def replace_on_host(name: str, function: Callable[..., Any]) -> None:
-    """Replace the definition ``name`` with ``function``, an equivalent, faster implementation for CPU tensors."""
+    """Replace the definition ``name`` with an equivalent, faster implementation for CPU tensors."""
     _replaced[name] = function
 
 
 def runs_kernels(tensor: Tensor) -> bool:
-    """Return whether operations on ``tensor`` run as CUDA kernels."""
     return tensor.is_cuda
 
 
@@ -36,11 +35,9 @@ def _kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def by_device(definition: Callable[_P, _R], kernels: str | None = None) -> Callable[_P, _R]:
-    """Return an operation that runs the kernel if its first argument is a CUDA tensor, else ``definition``.
+    """Return an operation that runs the kernel for CUDA tensors, else ``definition``.
 
-    Args:
-        kernels: module with a launcher of the same name, imported at the first call: a machine without Triton never
-            needs it. None if torch's own functions serve every device.
+    ``kernels`` is the module with a launcher of the same name, or None.
     """
 
     @wraps(definition)

@@ -11,13 +11,13 @@ from sglang_dflash.errors import DFlashError
 
 @dataclass(frozen=True)
 class Device:
-    """The device of one rank; None is unknown."""
+    """The device of one rank. None means unknown."""
 
     kind: Literal["gpu", "cpu"]
     name: str
     memory: int | None = None  # bytes
-    capability: tuple[int, int] | None = None  # CUDA compute capability: (9, 0) is Hopper
-    is_local: bool = False  # whether this process runs on it
+    capability: tuple[int, int] | None = None  # CUDA's: (9, 0) is Hopper
+    is_local: bool = False
     is_unified: bool = False  # whether the host's programs share its memory
     is_rocm: bool = False
 
@@ -37,7 +37,7 @@ UNKNOWN_GPU = Device("gpu", "an unknown GPU")
 
 
 def local_gpu(index: int) -> Device:
-    """Return a GPU of this machine as torch describes it, which initialises CUDA in this process."""
+    """Return a GPU of this machine; initialises CUDA in this process."""
     import torch
 
     gpu, is_rocm = torch.cuda.get_device_properties(index), torch.version.hip is not None
@@ -53,11 +53,7 @@ def local_gpu(index: int) -> Device:
 
 
 def why_no_accelerator(name: str | None) -> DFlashError | None:
-    """Return why torch can use no accelerator of this machine, and the remedy; None if it can use one.
-
-    Args:
-        name: of the machine's GPU; None without one.
-    """
+    """Return why torch can use no accelerator, with the fix, or None."""
     import torch
 
     if torch.accelerator.is_available():
@@ -65,7 +61,7 @@ def why_no_accelerator(name: str | None) -> DFlashError | None:
     expected, reason = "a GPU that torch can use", "it finds none"
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # AssertionError: of a build for CPUs
+    except (AssertionError, RuntimeError) as error:  # AssertionError: a build for CPUs
         reason = str(error).partition(". ")[0]
     value = f"torch {torch.__version__} cannot use {name or 'a GPU'}: {reason}"
     if cuda := torch.version.cuda:

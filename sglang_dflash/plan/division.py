@@ -1,33 +1,29 @@
-"""This package's part in the division of a rank's memory: functions of bytes, which a server calls once both models are
-loaded and ``sglang-dflash check`` with the sizes that it expects."""
+"""Division of a rank's memory, in bytes: measured sizes in a server, predicted ones in ``sglang-dflash check``."""
 
 from __future__ import annotations
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
-TOKENS_PER_REQUEST = 8192  # of K/V: with fewer, long answers are retracted and prefilled again
-STAGED = 512  # most tokens that the drafter's graphs inject: with more, a step is not bound by its launches
-FLOOR = 2 << 30  # bytes that stay free for the activations of a prefill
+TOKENS_PER_REQUEST = 8192  # K/V tokens: with fewer, long answers are retracted and prefilled again
+STAGED = 512  # maximum tokens that the drafter's graphs inject
+FLOOR = 2 << 30  # kept free for the activations of a prefill
 
 
 def state_slots(
     free: float, *, ratio: float, records: int, slot: int, per_request: int, requests: int, token: int, context: int,
     rings: int = 0,
 ) -> int:  # fmt: skip
-    """Return the recurrent-state slots of a server that replays: as many as ``requests`` need, if K/V remain.
+    """Return the recurrent-state slots of a server that replays: enough for ``requests``, as far as K/V allow.
 
-    K/V remain for one whole context, and for ``TOKENS_PER_REQUEST`` of every request. SGLang's own division is the
-    least. A ratio that the user chose decides alone.
+    K/V for one full context and ``TOKENS_PER_REQUEST`` per request must remain. The result is at least SGLang's own. A
+    ratio that the user chose decides alone.
 
     Args:
-        free: bytes for states, records and K/V.
-        ratio: states per K/V, in bytes.
-        records: bytes of all requests' replay records, which SGLang takes from the states' part.
-        slot: bytes of a slot, of which the pool has one more for padding.
+        free, records, rings: bytes for states, records and K/V; of all replay records; of the drafter's rings.
+        ratio: bytes of states per byte of K/V.
+        slot: bytes of a slot. The pool has one more for padding.
         per_request: slots of a running request.
-        requests: that are to run at once.
-        token: bytes of a token's K/V, in all pools that grow with tokens.
+        token: bytes per token in all pools that grow with tokens.
         context: tokens of the longest request.
-        rings: bytes of the drafter's K/V under a draft window.
     """
     own = int((max(0.0, free) * ratio / (1 + ratio) - records - slot) // slot)
     if ratio != STATE_SHARE:
@@ -39,26 +35,25 @@ def state_slots(
 
 
 def rings(running: int, in_transfer: int | None) -> int:
-    """Rings of the drafter's K/V. A disaggregated server has one per row number, padding included."""
+    """Return the rings of the drafter's K/V. A disaggregated server has one per row number, padding included."""
     return running if in_transfer is None else 1 + running + in_transfer
 
 
 def history_columns(context: int, tokens: int, block: int) -> int:
-    """Return the columns of a request's history, for copied blocks.
+    """Return the columns of a request's history.
 
-    No request outgrows the context or the K/V pool. The step after the one that ends a request is already launched, so
-    two blocks may lie beyond. All tokens further on share one column.
+    Two steps may write beyond the text; all later tokens share one column.
     """
     return min(context, tokens) + 2 * block + 2
 
 
 def sampling(rows: int, vocab: int) -> int:
-    """Bytes of a sampling step at its peak: float32 logits and their softmax."""
+    """Return the bytes of a sampling step at its peak: float32 logits and their softmax."""
     return 2 * 4 * rows * vocab
 
 
 def size(count: float) -> str:
-    """``"2.27 GiB"``, ``"41.0 MiB"``, ``"20.0 KiB"``; nothing for none."""
+    """Return ``"2.27 GiB"`` or the like; an empty string for 0."""
     if count >= 1 << 30:
         return f"{count / (1 << 30):.2f} GiB"
     if count >= 1 << 20:

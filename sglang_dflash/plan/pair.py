@@ -1,4 +1,4 @@
-"""The two models of a pair and the width file: each file is read once, at first use, and kept."""
+"""The two models of a pair and the width file. Each file is read once, at first use."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ DTYPE_BYTES: dict[str, float] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
     "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
 }  # fmt: skip
-# SGLang's DRAFT_ATTENTION_BACKEND_CHOICES: it replaces others by FlashInfer.
+# SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
-_SHAPES = {  # keys that the shapes of a drafter's tensors depend on
+_SHAPES = {
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size", "layer_types",
 }  # fmt: skip
-_LARGEST = 1 << 31
-_BLOCK = 16  # SGLang's, where neither a flag nor the drafter states one
+_MAX_SIZE = 1 << 31
+_BLOCK = 16  # SGLang's default
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and drafter, if there is one. Reading an attribute for the first time may raise DFlashError."""
+    """Target and optional drafter. Reading an attribute for the first time may raise DFlashError."""
 
     target_files: ModelFiles
     drafter_files: ModelFiles
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # of both configurations, where they have the key
-    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)  # of the drafter's alone
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    drafter_overrides: Mapping[str, Any] = field(default_factory=dict)
     width_file: str | None = None
     adaptive: bool = False
 
@@ -57,36 +57,29 @@ class Pair:
 
     @property
     def has_drafter(self) -> bool:
-        """Whether a drafter is given; otherwise every block is copied."""
         return bool(self.drafter_files.name)
 
     def read(self) -> None:
-        """Read both configurations and the width file now, so that errors in them are raised here."""
         _ = self.drafter, self.widths, self.hybrid
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
-        """The target's ``config.json``."""
         return {**self.target_files.config, **self.overrides}
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
-        """The target's language model within its ``config.json``."""
         return text_config(self.target)
 
     @cached_property
     def quantisation(self) -> Mapping[str, Any] | None:
-        """The quantisation that the target's files declare; None for plain weights."""
         return declared(self.target, self.target_files.json("hf_quant_config.json"))
 
     @cached_property
     def quantisation_method(self) -> str | None:
-        """Its method (``"fp8"``, ``"modelopt"``)."""
         return None if self.quantisation is None else method_of(self.quantisation)
 
     @cached_property
     def tokenizer(self) -> dict[str, Any] | None:
-        """The target's ``tokenizer.json``; None without one."""
         return self.target_files.json("tokenizer.json")
 
     @cached_property
@@ -108,26 +101,24 @@ class Pair:
 
     @cached_property
     def kind(self) -> str | None:
-        """The family of a drafter that only SGLang's own worker serves; None for DFlash, DFlash2 and no drafter."""
+        """The type of a drafter that only SGLang's own worker serves, or None."""
         return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """The adaptive widths; None for a fixed block. Copies alone are adaptive: most steps have none."""
+        """Without a drafter the width is always adaptive: most steps copy nothing."""
         return read_config(self.width_file) if self.adaptive or not self.has_drafter else None
 
     @cached_property
     def hybrid(self) -> bool:
-        """Whether the target has recurrent layers."""
         return is_hybrid(self.target)
 
     @cached_property
     def loaded_files(self) -> ModelFiles:
-        """The drafter's files as they are loaded: SGLang's own worker dequantises nothing."""
+        """As loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
-        """Positions of the widest block, anchor included."""
         return settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
 
     def served_dtype(self, settings: Settings) -> str:
@@ -140,10 +131,7 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def draft_backend(self, settings: Settings, machine: Device) -> str | None:
-        """Return the drafter's attention backend, as SGLang's ``_resolve_dflash_draft_attention_backend`` does.
-
-        None if the flags choose none and the GPU is unknown.
-        """
+        """Follow SGLang's ``_resolve_dflash_draft_attention_backend``; None for an unknown GPU."""
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and machine.capability is not None:
@@ -154,7 +142,7 @@ class Pair:
         return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
 
     def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
-        """Return the dtypes of the target's and the drafter's K/V, as SGLang's ``configure_kv_cache_dtype`` does."""
+        """Follow SGLang's ``configure_kv_cache_dtype``, for target and drafter."""
         served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
         target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
@@ -164,12 +152,10 @@ class Pair:
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
 
     def loaded_from(self, view: Path) -> Pair:
-        """The same pair, whose drafter is loaded from its plain form in ``view``; the target is not read again."""
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
 
 
 def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
-    """Return the dtype of ``auto``: FP8 where the checkpoint's quantisation states it in a form that SGLang reads."""
     scheme = stored.get("kv_cache_scheme")
     algorithm = stored.get("kv_cache_quant_algo")
     if str(stored.get("quant_method")).startswith("modelopt") and isinstance(scheme, Mapping):
@@ -178,21 +164,20 @@ def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
 
 
 def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a size from the target's configuration, or ``default`` if it is absent or 0; else raise DFlashError."""
+    """Return a size, or ``default`` if it is absent or 0; else raise DFlashError."""
     value = text.get(key)
     if default is not None and (value is None or value == 0):
         return default
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE:
         return value
     raise DFlashError(
         f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_LARGEST}",
+        expected=f"an integer from 1 to {_MAX_SIZE}",
         remedy="check the target's config.json",
     )
 
 
 def full_layers(text: Mapping[str, Any]) -> int:
-    """Return the number of the target's layers with K/V."""
     types = text.get("layer_types")
     if isinstance(types, list):
         return sum(kind != "linear_attention" for kind in types)
@@ -200,17 +185,13 @@ def full_layers(text: Mapping[str, Any]) -> int:
 
 
 def is_hybrid(config: Mapping[str, Any]) -> bool:
-    """Return whether a target has recurrent layers."""
     text = text_config(config)
     layers = text.get("num_hidden_layers")
     return isinstance(layers, int) and full_layers(text) < layers
 
 
 def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
-    """Return the numbers in a request's recurrent matrices (gated delta rule) on one rank, over all layers.
-
-    0 for a dense target, and for one that does not state its heads.
-    """
+    """Return the elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers."""
     layers = count(text, "num_hidden_layers") - full_layers(text)
     heads, value_dim, key_dim = (
         count(text, f"linear_{key}", 0) for key in ("num_value_heads", "value_head_dim", "key_head_dim")

@@ -1,4 +1,4 @@
-"""Rules that compare a drafter with its target: configurations, headers and small files."""
+"""Rules that compare a drafter with its target."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
-SAMPLE = 64  # rows of an embedding or LM head that are compared
-_CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests; weights load into our own classes
+SAMPLE = 64  # rows compared
+_CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 
@@ -52,7 +52,7 @@ def _layer_ids(settings: Settings, pair: Pair) -> Finding:
         return ok(f"{ids} of {actual}")
     return error(
         f"target_layer_ids {ids}: {beyond[0]} cannot be captured in a target of {actual} layers",
-        # SGLang captures a layer's output where the next layer reads it. No layer reads the last one's.
+        # SGLang captures a layer's output at the next layer's input
         expected=f"layers 0 to {actual - 2}",
         remedy=_ITS_DRAFTER,
     )
@@ -90,7 +90,7 @@ def _block(settings: Settings, pair: Pair) -> Finding:
 
 def _heads(settings: Settings, pair: Pair) -> Finding:
     drafter, kv, tp = pair.drafter, pair.drafter.num_kv_heads, settings.sharing
-    kv_fits = kv % tp == 0 or tp % kv == 0  # of more ranks than KV heads, tp / kv hold each head
+    kv_fits = kv % tp == 0 or tp % kv == 0  # with more ranks than KV heads, tp / kv ranks hold each head
     if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
         return ok(f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
     return error(
@@ -103,7 +103,7 @@ def _heads(settings: Settings, pair: Pair) -> Finding:
 
 def _candidates(settings: Settings, pair: Pair) -> Finding:
     top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.sharing
-    # SGLang pads the vocabulary to a multiple of 64, or of 64 per rank, and divides it evenly; the last rank is short.
+    # SGLang pads to a multiple of 64, or of 64 per rank, and divides evenly; the last rank is short
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
     if top_k <= smallest:
@@ -140,7 +140,6 @@ def _context(settings: Settings, pair: Pair) -> Finding:
 
 
 def _tensors(settings: Settings, pair: Pair) -> Finding:
-    """Compare names and shapes with the configuration, by the loader's rules."""
     tensors = pair.drafter_files.tensors
     if tensors is None:
         return note(
@@ -178,12 +177,12 @@ def _drafter_quantisation(settings: Settings, pair: Pair) -> Finding:
 
 
 def _snapshots(settings: Settings, pair: Pair) -> Finding:
-    """With overlap, a step is launched before SGLang knows in which slot the step in flight put its snapshot."""
+    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
     block, interval = pair.block_size(settings), settings.mamba_track_interval
     caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not caches or interval is None:
         return ok("none")
-    # SGLang's ``mamba_track_grid``: states are computed in chunks.
+    # SGLang's ``mamba_track_grid``
     grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
     blocks = 1 if settings.disable_overlap_schedule else 2
     if interval >= block and grid >= blocks * block:
@@ -196,11 +195,10 @@ def _snapshots(settings: Settings, pair: Pair) -> Finding:
 
 
 def _vocabulary(settings: Settings, pair: Pair) -> Finding:
-    """Compare samples of the embedding and LM head that a drafter's checkpoint may hold with the target's."""
     drafter, headers = pair.drafter, pair.drafter_files.tensors
     if not drafter.copies_vocabulary or (headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
         return ok("the target's: the checkpoint holds no copy")
-    ids: Sequence[int] = range(drafter.vocab_size)  # token of each row of the drafter's LM head
+    ids: Sequence[int] = range(drafter.vocab_size)  # of each row of the drafter's LM head
     if drafter.draft_vocab_size is not None:
         marked, offsets = map(pair.drafter_files.stored, (TARGET_TO_DRAFT, DRAFT_TO_TARGET))
         ids = [] if marked is None else marked.nonzero().flatten().tolist()
@@ -263,7 +261,7 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
         return ok("an unused row of the embedding")
     if token in added and not any(word in name for word in _IN_CHATS):
         return ok(name)
-    # Some trainers fall back to the padding token, which often ends texts too.
+    # some trainers fall back to the padding token
     level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
     return level(
         f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
@@ -274,7 +272,6 @@ def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
 
 
 def _words(tokenizer: Mapping[str, Any]) -> Any:
-    """Return the vocabulary: ids by word, or words in the order of ids."""
     model = tokenizer.get("model")
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
 
@@ -295,14 +292,12 @@ def _chat_template(settings: Settings, pair: Pair) -> Finding:
 
 
 def _template_of(files: ModelFiles) -> str | None:
-    """Return the chat template in a model's files, None without one; errors as of :meth:`ModelFiles.json`."""
     path = files.path(TEMPLATE)
     template = read_text(path) if path else (files.json(TOKENIZER_CONFIG) or {}).get("chat_template")
     return str(template) if template else None
 
 
 def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
-    """Return the added tokens of a ``tokenizer.json`` by id; an entry without id or content is a DFlashError."""
     try:
         return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -313,7 +308,6 @@ def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
         ) from None
 
 
-# In the order of ``check``'s output.
 PAIR_RULES: dict[str, Rule] = {
     "drafter's code": _code,
     "hidden size": partial(_same, "hidden_size", "hidden_size"),
@@ -335,4 +329,4 @@ PAIR_RULES: dict[str, Rule] = {
     "mask token's name": _mask_token_name,
     "chat template": _chat_template,
 }
-TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}  # without a drafter
+TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}

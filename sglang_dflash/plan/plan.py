@@ -1,4 +1,4 @@
-"""Decide at launch who serves DFLASH, and make the serving plan that every process of the server receives."""
+"""Decide at launch which worker serves DFLASH, and make the serving plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SKIP_GATHER, SWITCH
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
-KEPT_SHARE = 1 / 6  # of the device. The published 4B pairs need up to 0.15 of a GPU, the larger ones 0.19 or more
+KEPT_SHARE = 1 / 6  # of device memory: published 4B pairs need up to 0.15 of a GPU, larger ones 0.19 or more
 
 
-# Kind of target -> its model types, and the test that runs it. The support matrix of docs/compatibility.md; other kinds
-# are left to SGLang's own worker.
+# kind of target -> its model types, and the test that runs it (docs/compatibility.md)
 PROVEN = {
     "dense, full attention": (
         {"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"},
@@ -34,14 +33,13 @@ PROVEN = {
         "tests/serving/test_cards.py",
     ),
 }
-# Model types whose embedding no two groups of DP attention divide (``use_attn_tp_group``; Qwen3.5's is
-# whole on each rank): a drafter embeds at times when no other group does.
+# Model types whose embedding is whole in each DP-attention group: a drafter embeds at times when no other group does.
 LOCAL_EMBEDDING = set[str]().union(*(model_types for model_types, _ in PROVEN.values())) - {"llama"}
 _PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
 def unproven_kind(target: Mapping[str, Any]) -> str | None:
-    """Name what no test of this package runs of a target, by its ``config.json``; None if all is proven."""
+    """Return the parts of a target that no test of this package runs, or None."""
     text = text_config(target)
     kinds = []
     if "linear_attn_config" in text:
@@ -58,21 +56,20 @@ def unproven_kind(target: Mapping[str, Any]) -> str | None:
 
 
 def left_untouched(settings: Settings, pair: Pair, machine: Device) -> str | None:
-    """Return why this package leaves a pair to SGLang's worker unchecked, as if not installed; else None."""
+    """Return why this package leaves a pair to SGLang's worker unchecked, or None."""
     if machine.is_rocm:
         return ON_ROCM
-    _ = pair.kind  # refuses a kind that SGLang does not serve either
+    _ = pair.kind  # refuses a type that SGLang does not serve either
     if settings.worker_switch != OURS and (kind := unproven_kind(pair.target)):
         return f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
     return None
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str | None:
-    """Return the reason, for the log, that leaves DFLASH to SGLang's own worker; None if ours serves it.
+    """Return why SGLang's own worker serves DFLASH; None if ours does.
 
     Raises:
-        DFlashError: DP attention lacks a condition, the megakernel is requested, or SGLang's worker cannot serve the
-            pair either.
+        DFlashError: DP attention lacks a condition, the megakernel is requested, or neither worker serves the pair.
     """
     if settings.wants_builtin:
         return f"{SWITCH}=builtin"
@@ -104,7 +101,7 @@ def reason_for_builtin(settings: Settings, pair: Pair, machine: Device) -> str |
 
 def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
     if pair.kind:
-        return f"the drafter is of the kind {pair.kind}"
+        return f"the drafter type is {pair.kind}"
     if reason := left_untouched(settings, pair, machine):
         return reason
     if machine.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
@@ -121,7 +118,7 @@ def _not_ours(settings: Settings, pair: Pair, machine: Device) -> str | None:
 
 
 def _check_dp_attention(settings: Settings, pair: Pair, on_cpu: bool) -> None:
-    # On a GPU too: SGLang's worker would serve silently, with an eager drafter and one width.
+    # on GPUs too: SGLang's worker would serve silently, with an eager drafter and one width
     groups, family = settings.groups, str(pair.text.get("model_type"))
     tied = pair.target.get("tie_word_embeddings", pair.text.get("tie_word_embeddings"))
     for refused, found, expected, remedy in (
@@ -173,7 +170,7 @@ def _refuse_megakernel(settings: Settings) -> None:
 
 
 def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> ServingPlan:
-    """Decide everything that is left open, for a pair that our worker serves.
+    """Make the plan for a pair that our worker serves.
 
     Raises:
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
@@ -181,7 +178,6 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     block, drafter = pair.block_size(settings), pair.drafter
     widths_of(settings, pair, block)
     replay = hybrid and replays(settings, pair, machine)
-    # A prefill server decodes nothing.
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     if not (copies or pair.has_drafter):
         raise DFlashError(
@@ -210,10 +206,9 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
 
 
 def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
-    """Return whether a hybrid target's states are replayed: the user's choice; without one always on a CPU.
+    """Return whether states are replayed: the user's choice; by default always on a CPU.
 
-    Replay is unmeasured on GPUs: it is used there where one state per draft token and request, of all requests, would
-    take more than ``KEPT_SHARE`` of the device.
+    On GPUs replay is unmeasured: it is the default only if stored states would exceed ``KEPT_SHARE``.
     """
     choice = settings.replay_choice
     if choice is not None or settings.replay_obstacle:
@@ -225,7 +220,6 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
 
 
 def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
-    """Return the widths that graphs are captured for. Raise DFlashError for a file that they cannot be read from."""
     if pair.widths is not None:
         return pair.widths.widths_for(block, pair.drafter.block_size)
     if settings.speculative_adaptive_config is not None:
@@ -238,7 +232,7 @@ def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
 
 
 def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
-    """Return whether blocks are copied: by the switch or the width file, otherwise with adaptive widths."""
+    """By the switch or the width file, otherwise with adaptive widths."""
     switch, key = settings.copies_switch, None if widths is None else widths.copies
     if switch and key not in (None, switch == "1"):
         raise DFlashError(
@@ -252,18 +246,15 @@ def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
 
 
 def _resumes_retracted(settings: Settings) -> bool:
-    # At a retraction SGLang drops the step in flight but keeps the recurrent state that the step has advanced. K/V are
-    # written again, a state is not. Without overlap no step is in flight.
+    # at a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
 
 
 def reasons_against_exact(settings: Settings, pair: Pair, machine: Device, *, replay: bool) -> tuple[str, ...]:
-    """Return every reason why a verify does not compute plain decoding's numbers bit by bit; empty if it does.
+    """Return the reasons why a verify is not bit-identical to plain decoding; empty if it is.
 
-    ``--enable-deterministic-inference`` makes SGLang's operations independent of the rows next to them. Two then still
-    differ between a verify and plain decoding: attention and the gated delta rule. This package computes both as plain
-    decoding does (``worker/exact.py``, ``states/stepped.py``) where plain decoding is known to run SGLang's Triton
-    kernels.
+    This package computes attention and the gated delta rule as SGLang's Triton kernels do in plain decoding;
+    deterministic inference covers the rest.
     """
     return tuple(_reasons(settings, pair, machine, replay))
 

@@ -1,8 +1,6 @@
 """Rules of a command line on a machine, and the order of all rules.
 
-A server that starts and ``sglang-dflash check`` apply the same rules. The rules on backends are those of SGLang
-0.5.23's ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``, some of which it applies only
-after loading.
+Sources: SGLang 0.5.23's ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
 
-# Backend -> major compute capabilities that can run it; the others run everywhere.
+# backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _OF_DRAFTERS = (
@@ -27,13 +25,10 @@ _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_at
 
 
 def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding]:
-    """Return findings on a command line, from its configurations, headers and small files.
-
-    A launch logs the warnings and raises the first error; ``sglang-dflash check`` prints all of them.
-    """
+    """Return all findings; a launch raises the first error."""
     valid = apply("settings", _valid, settings)
     if valid.level == "error":
-        return [valid]  # no number can be computed from it
+        return [valid]  # later rules compute with its numbers
     findings = [valid, *(apply(about, rule, settings, pair) for about, rule in _FLAGS.items())]
     read = apply("configuration", _configuration, pair, machine)
     if read.level != "ok":
@@ -53,7 +48,7 @@ def _valid(settings: Settings) -> Finding:
 def _configuration(pair: Pair, machine: Device) -> Finding:
     if machine.kind == "gpu" and pair.kind:
         return warn(
-            f"the drafter is of the kind {pair.kind}",
+            f"the drafter type is {pair.kind}",
             expected="a DFlash or DFlash2 drafter",
             remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
         )
@@ -106,7 +101,6 @@ def _pipeline(settings: Settings, pair: Pair) -> Finding:
 
 
 def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
-    """Return the refusal of a grammar backend."""
     return DFlashError(
         f"--grammar-backend {backend}: {grammar} has no rollback, and one constrained request would end the server",
         expected="a backend whose grammars can be rolled back past rejected drafts",
@@ -129,7 +123,7 @@ _FLAGS: dict[str, Rule] = {
 
 
 def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iterator[Finding]:
-    """Yield findings on attention backends. Without a known compute capability nothing is checked."""
+    """None are checked without a known compute capability."""
     names = (*_TARGET_BACKENDS, "speculative_draft_attention_backend")
     chosen = {name: value for name in names if (value := getattr(settings, name))}
     if machine.capability is None:
@@ -141,12 +135,12 @@ def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iter
 
 
 def _syncs(settings: Settings, pair: Pair, machine: Device) -> Finding:
-    # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``).
+    # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``)
     backend = pair.draft_backend(settings, machine)
     if backend != "flashinfer":
         return ok(str(backend or "unknown"))
     other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
-    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best there is
+    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best available
     return level(
         "flashinfer, for a drafter with sliding layers: the host waits for the device three times per step",
         expected="a backend that plans without waits",
@@ -166,14 +160,13 @@ def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, in
 
 
 def check_plan(plan: ServingPlan) -> Iterator[Finding]:
-    """Yield findings on the plan."""
     if plan.exact or plan.inexact:
         yield apply("exact", _exact, plan)
 
 
 def _exact(plan: ServingPlan) -> Finding:
     if plan.exact:
-        return ok("greedy text is plain decoding's, bit by bit")
+        return ok("greedy output is bit-identical to plain decoding")
     return warn(
         f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(plan.inexact)}",
         expected="plain decoding through SGLang's Triton kernels, in bfloat16 on one GPU",

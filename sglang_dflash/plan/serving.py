@@ -1,4 +1,4 @@
-"""The plan of the server that this process belongs to, as the rest of the package reads it."""
+"""The serving plan of this process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ if TYPE_CHECKING:
     from sglang_dflash.drafter.config import DrafterConfig
     from sglang_dflash.plan.widths import WidthConfig
 
-Role = Literal["null", "prefill", "decode"]  # SGLang's --disaggregation-mode
+Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 
 
 @dataclass(frozen=True)
 class DraftWindow:
     """The span of context that the drafter reads."""
 
-    tokens: int  # context tokens before the block
+    tokens: int  # before the block
     block: int  # positions of the widest block
-    page: int  # slots of a KV page
+    page: int  # slots
 
     def ring_slots(self, context: int) -> int:
         """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
 
-        Reading starts on a page boundary, up to ``page - 1`` tokens before the window, and ends with the block. A slot
-        must not be written again while it can still be read. The block that ends a request may commit tokens beyond
-        ``context``, and the next step reads them if it was launched before the host saw that end.
+        The block that ends a request may commit more, and the next step may already be launched.
         """
         tokens = min(self.tokens, context + self.block)
         return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
@@ -38,12 +36,7 @@ class DraftWindow:
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
 
-    A sliding layer keeps the window it was trained with, ``sliding_window - 1`` tokens before its query. All layers
-    share one slot table, so a shorter window than that would save no slot: full layers then read as far as the sliding
-    ones.
-
-    Args:
-        requested: ``--speculative-draft-window-size``, tokens; None where it is not given.
+    Layers share one slot table, so full layers read at least as far as the sliding ones.
     """
     if requested is None or not drafter.num_layers:
         return None
@@ -62,12 +55,12 @@ class ServingPlan:
     window: DraftWindow | None  # None for the whole context
     replay: bool  # whether recurrent states are replayed instead of stored per draft token
     records: int  # positions of a request's replay records
-    copies: bool  # whether blocks are copied from text that repeats earlier parts of the same request
-    overlap: bool  # whether the scheduler may overlap with the forward pass
+    copies: bool  # whether text that a request repeats is copied
+    overlap: bool  # with the scheduler
     role: Role
-    exact: bool = False  # whether a verify computes plain decoding's numbers bit by bit
-    inexact: tuple[str, ...] = ()  # why not, where it was requested
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the drafter's config.json that the user set
+    exact: bool = False  # whether a verify is bit-identical to plain decoding
+    inexact: tuple[str, ...] = ()  # why not, if requested
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
 
     @property
     def drafted(self) -> int:
@@ -76,16 +69,14 @@ class ServingPlan:
 
     @property
     def drafts(self) -> bool:
-        """Whether there is a drafter; otherwise every block is copied."""
         return self.drafter.num_layers > 0
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        """Widths of the server's blocks, ascending."""
         return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
 
     def describe(self) -> dict[str, object]:
-        """The plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
+        """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
             "block_size": self.block,
             "drafted": self.drafted,
@@ -103,12 +94,10 @@ class ServingPlan:
         }
 
 
-# The plan that this process serves: set once SGLang has asked which worker class to construct, None where SGLang's own
-# worker serves. What SGLang calls or constructs reads it here; everything else receives the plan.
+# None if SGLang's own worker serves; for hooks and classes that SGLang constructs
 plan: ServingPlan | None = None
 
 
 def the_plan() -> ServingPlan:
-    """The plan, in code that only runs while our worker serves."""
     assert plan is not None, "our worker does not serve in this process"
     return plan

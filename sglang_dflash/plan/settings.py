@@ -1,7 +1,4 @@
-"""Every server argument and environment variable that this package reads: typed, with SGLang's defaults.
-
-Variations are made with ``dataclasses.replace``.
-"""
+"""Every server argument and environment variable that this package reads, with SGLang's defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_dflash.plan.device import Device
 
 SWITCH = "SGLANG_DFLASH"
-BUILTIN, OURS = "builtin", "sglang-dflash"  # workers that the switch can choose
+BUILTIN, OURS = "builtin", "sglang-dflash"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
@@ -29,15 +26,14 @@ WINDOW_FLAG = "--speculative-draft-window-size"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
-MAX_RUNNING = 48  # SGLang's for DFLASH, without --max-running-requests
-# --mamba-radix-cache-strategy -> recurrent-state slots of a running request, with overlap scheduling.
+MAX_RUNNING = 48  # for DFLASH
+# --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
-_REPLAYING_BACKENDS = ("triton", "flashinfer")  # linear-attention backends that can replay
-_SHORTEST_RING = 16  # positions: SGLang's kernels multiply tiles of at least 16
+_REPLAYING_BACKENDS = ("triton", "flashinfer")
+_MIN_RING = 16  # SGLang's kernels multiply tiles of at least 16
 
 
 def _number(default: Any, least: float, most: float) -> Any:
-    """Declare a number in [least, most]."""
     return field(default=default, metadata={"limits": (least, most)})
 
 
@@ -48,7 +44,7 @@ def _variable(name: str, *words: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Server arguments by SGLang's names, then environment variables; None is unset."""
+    """Server arguments by SGLang's names, then environment variables. None means unset."""
 
     model_path: str = ""
     speculative_draft_model_path: str | None = None
@@ -131,16 +127,11 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: object, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read the attributes of ``arguments`` (SGLang's resolved view, or a parsed command line) and variables."""
         given: dict[str, Any] = {each.name: getattr(arguments, each.name) for each in argument_fields()}
         given |= {each.name: environ.get(each.metadata["variable"], "") for each in _variables()}
         return cls(**given)
 
     def validate(self) -> str:
-        """Raise a DFlashError that names the first variable or number with an invalid value.
-
-        Numbers are checked only if this package's worker may serve.
-        """
         for each in _variables():
             value, words = getattr(self, each.name), each.metadata["words"]
             if words and value not in ("", *words):
@@ -167,7 +158,6 @@ class Settings:
 
     @property
     def dequantises(self) -> bool:
-        """Whether the drafter gets plain layers, into which quantised weights are dequantised."""
         return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
 
     @property
@@ -180,28 +170,28 @@ class Settings:
 
     @property
     def block(self) -> int | None:
-        """Block size that the flags set, tokens."""
+        """Block size that the flags set, in tokens."""
         return self.speculative_num_draft_tokens or self.speculative_dflash_block_size
 
     @property
     def groups(self) -> int:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
-        # --enable-dp-attention is the old spelling, which SGLang resolves to --attn-dp-size.
+        # the old spelling, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
 
     @property
     def sharing(self) -> int:
-        """Ranks that serve the same requests: they divide attention, K/V, states and the drafter."""
+        """Ranks that serve the same requests."""
         return max(1, self.tp_size // self.groups)
 
     @property
     def running(self) -> int:
-        """Most requests of a rank at once."""
+        """Maximum concurrent requests of a rank."""
         return max(1, (self.max_running_requests or MAX_RUNNING) // self.groups)
 
     @property
     def page(self) -> int:
-        """Tokens of a K/V page: ``--page-size``, or what the attention backend forces."""
+        """Tokens per K/V page: ``--page-size``, or what the attention backend forces."""
         backends = {self.attention_backend, self.prefill_attention_backend, self.decode_attention_backend}
         if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
             return self.page_size if self.page_size in (16, 32, 64, 128) else 64
@@ -212,7 +202,7 @@ class Settings:
         return self.linear_attn_decode_backend or self.linear_attn_backend
 
     def flashinfer_states(self, machine: Device) -> str | None:
-        """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16; or None."""
+        """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16, or None."""
         if not machine.is_blackwell:
             return None
         if self.decode_backend == "flashinfer":
@@ -223,12 +213,11 @@ class Settings:
         return self.mamba_ssm_dtype is None and self.flashinfer_states(machine) is not None
 
     def state_dtype(self, machine: Device) -> str | None:
-        """Return the dtype of recurrent states that the flags set, or that FlashInfer's kernels need; else None."""
         return self.mamba_ssm_dtype or ("bfloat16" if self.needs_bfloat16_states(machine) else None)
 
     @property
     def replay_obstacle(self) -> str | None:
-        """The reason that rules a state replay out; None if there is none. SGLang's own flag has the same rules."""
+        """The reason that rules out state replay, or None, as for SGLang's own flag."""
         if self.decode_backend not in _REPLAYING_BACKENDS:
             return f"the linear-attention backend is {self.decode_backend}"
         if self.enable_linear_replayssm:
@@ -239,7 +228,7 @@ class Settings:
 
     @property
     def replay_choice(self) -> bool | None:
-        """The user's choice by SGLang's flag or our switch; an impossible one is a DFlashError."""
+        """The user's choice by SGLang's flag or our switch."""
         if self.replay_switch == "0" and self.enable_linear_replayssm_spec:
             raise DFlashError(
                 f"{REPLAY_FLAG} and {REPLAY_SWITCH}=0", expected="one of them", remedy=f"unset {REPLAY_SWITCH}"
@@ -255,13 +244,9 @@ class Settings:
         return False if self.replay_switch else None
 
     def record_length(self, block: int) -> int:
-        """Return the positions of a request's replay records.
-
-        Raises:
-            DFlashError: the user chose fewer than a block needs. SGLang does not check, and the tokens would be wrong.
-        """
+        """Return the positions of a request's replay records; DFlashError for too few, which SGLang does not check."""
         chosen, needed = self.linear_replayssm_cache_len, ring_length(block)
-        if chosen == Settings.linear_replayssm_cache_len:  # the default, indistinguishable from a user's own
+        if chosen == Settings.linear_replayssm_cache_len:  # the default, or the same value set by the user
             return needed
         if chosen < needed or chosen & (chosen - 1):
             raise DFlashError(
@@ -273,7 +258,6 @@ class Settings:
 
 
 def argument_fields() -> list[Field[Any]]:
-    """The fields that are server arguments."""
     return [each for each in fields(Settings) if "variable" not in each.metadata]
 
 
@@ -288,17 +272,13 @@ def flag_of(name: str) -> str:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    A ring this short is full after every verify, so every commit updates the state: the prefix cache never receives a
-    stale one, and the next block may have any width.
+    Such a ring is full after every verify, so every commit updates the state.
     """
-    return max(_SHORTEST_RING, 1 << (block - 1).bit_length())
+    return max(_MIN_RING, 1 << (block - 1).bit_length())
 
 
 def slots_per_request(settings: Any) -> int:
-    """Return the recurrent-state slots of a running request, as SGLang's ``_calculate_mamba_ratio`` does.
-
-    ``settings`` are :class:`Settings`, or a server's resolved arguments.
-    """
+    """Return the recurrent-state slots per running request, as SGLang's ``_calculate_mamba_ratio`` does."""
     if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
         return 1
     slots = SLOTS.get(settings.mamba_radix_cache_strategy, SLOTS["extra_buffer"])
@@ -308,8 +288,7 @@ def slots_per_request(settings: Any) -> int:
 def in_transfer(settings: Any) -> int | None:
     """Return the requests that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation`` does.
 
-    ``settings`` are :class:`Settings`, or a server's resolved ``get_disagg()``. None for a server that prefills and
-    decodes.
+    None without disaggregation.
     """
     if settings.disaggregation_mode == "null":
         return None

@@ -1,4 +1,4 @@
-"""``--speculative-adaptive-config``: a JSON file with the policy and the widths that it may choose."""
+"""``--speculative-adaptive-config``: a JSON file with the policy and its widths."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ class WidthConfig:
     """Settings of the file; every key is optional.
 
     Attributes:
-        policy: ``adaptive``; ``random``, for recordings and tests; ``fixed``, always the widest.
-        widths: ascending; empty for the powers of two and the block sizes of drafter and server.
-        seed: for ``random``.
-        copies: whether blocks are copied from text that a request repeats; None for yes if ``policy`` is ``adaptive``.
+        policy: ``random`` is for recordings and tests; ``fixed`` is always the widest.
+        widths: empty for the powers of two and the block sizes of drafter and server.
+        copies: whether text that a request repeats is copied; by default if ``policy`` is ``adaptive``.
     """
 
     policy: Literal["adaptive", "random", "fixed"] = "adaptive"
@@ -36,12 +35,7 @@ class WidthConfig:
     copies: bool | None = None
 
     def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
-        """Return the widths, ascending; one that exceeds the block size is a DFlashError.
-
-        Args:
-            block_size: positions of the widest block.
-            drafter_block: those that the drafter drafts, if fewer.
-        """
+        """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
         if not self.widths:
             powers = {1 << exponent for exponent in range(block_size.bit_length())}
             return tuple(sorted({*powers, min(drafter_block or block_size, block_size), block_size}))
@@ -58,7 +52,7 @@ def read_config(path: str | None) -> WidthConfig:
     """Read and check the file; return the defaults without one.
 
     Raises:
-        DFlashError: the file is missing or not a JSON object; an unknown key, or a value that its key does not accept.
+        DFlashError: no JSON object, an unknown key or an invalid value.
     """
     if path is None:
         return WidthConfig()
@@ -71,7 +65,7 @@ def read_config(path: str | None) -> WidthConfig:
 
 
 def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """Check a JSON object and return its settings; raise as :func:`read_config` does."""
+    """Errors as in :func:`read_config`."""
     try:
         return WidthConfig(**found)
     except ValidationError as error:
@@ -79,7 +73,7 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
     remedy = "correct it, or leave it out"
     if key not in vars(WidthConfig()):
         expected = f"the keys {', '.join(vars(WidthConfig()))}"
-    if key.isdigit():  # a batch size, as in SGLang's own format
+    if key.isdigit():  # as in SGLang's own format
         remedy = (
             'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
             "measures which one is the fastest at each batch size"

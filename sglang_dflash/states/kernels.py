@@ -2,16 +2,12 @@
 
 Verify: one program per (values, value head, request).
 
-- Positions past the width read the inputs of the last position, so every address is in bounds and every value defined.
-  Positions within the width do not read them, and their results are not stored.
-- The triangular system is solved by its inverse, assembled from the inverses of halves. Its entries are products of
-  contractions (beta <= 1, keys of norm 1), so none exceeds 1. Powers of the same matrix can reach thousands and cancel.
-- fp32 activations are multiplied in fp32, because a verify must choose the tokens of plain decoding. 16-bit queries and
-  keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is split into two 16-bit
-  parts: the error is 2 ** -18 in bfloat16, against 2 ** -11 of one TF32 product of the same cost.
+- The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
+  contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
+- 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
+  split into two 16-bit parts: the error is 2 ** -18 in bfloat16, compared with 2 ** -11 of one TF32 product.
 
-Commit: one program per (values, request, layer). Positions past a count read the last counted one, with weight zero, so
-records of an older block are never read.
+Commit: one program per (values, request, layer).
 """
 
 from __future__ import annotations
@@ -25,9 +21,8 @@ from triton.runtime import driver
 from sglang_dflash.ops.kernels import assert_dense
 from sglang_dflash.states.reference import EPS, THRESHOLD
 
-# Values of a state [V, K] per program, and lanes per load. In a verify, twice as many of either take over 128 registers
-# in some specialisation, and blocks of over 16 positions take 249, for the inverse of 32 x 32 in three TF32 parts (in
-# one part 168). In a commit, 64 lanes take over 128.
+# Values of a state [V, K] per program, and lanes per load; with more a thread takes over 128 registers (over 16
+# positions 249, for the inverse in three TF32 parts).
 _VERIFIED, _COMMITTED, _LANES = 32, 64, 32
 
 
@@ -40,7 +35,7 @@ def precision(activations: Tensor) -> str:
 
 
 def verify_stages(activations: Tensor) -> int:
-    # With three, Triton's default, 8 bytes spill on sm_86 and sm_89. With two, sm_120 takes more registers.
+    # with three, Triton's default, 8 bytes spill on sm_86 and sm_89; with two, sm_120 takes more registers
     return 2 if activations.is_cuda and driver.active.get_current_target().arch < 90 else 3
 
 
@@ -91,14 +86,14 @@ def gdn_verify_kernel(
     in_block = step < width
     value = tile * VALUES + tl.arange(0, VALUES)[None, :]
     written = in_block[:, None] & (value < V)
-    first = request * width  # token; offsets from it, and within a state or a row of the records, fit 32 bits
+    first = request * width  # offsets from it, and within a state or a row of the records, fit 32 bits
     out += (first * value_heads + head) * V
     if slot < 0:
         zeros = tl.zeros((STEPS, VALUES), out.dtype.element_ty)
         tl.store(out + step[:, None] * (value_heads * V) + value, zeros, mask=written)
         return
 
-    # Queries and keys against the state and against the keys, before they are normalised.
+    # not yet normalised
     token = tl.minimum(step, width - 1)
     q_at = q + first * q_stride + key_head * K + (token * q_stride)[:, None]
     k_at = k + first * k_stride + key_head * K + (token * k_stride)[:, None]
@@ -137,7 +132,7 @@ def gdn_verify_kernel(
         beta = beta.to(b.dtype.element_ty).to(tl.float32)
     beta = beta[:, None]
 
-    # Sum the decays between two writes directly: see decay_between in states/reference.py.
+    # as decay_between in states/reference.py
     later = step[:, None] > step[None, :]
     decay = tl.exp(tl.cumsum(tl.where(later, g[:, None], 0.0), axis=0)) * k_factor[None, :]
     decay_in = tl.exp(tl.cumsum(g, axis=0))[:, None]
@@ -167,7 +162,7 @@ def gdn_verify_kernel(
 def gdn_verify(
     q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, out=None,
 ):  # fmt: skip
-    strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps between them
+    strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
@@ -176,9 +171,9 @@ def gdn_verify(
     assert out.is_contiguous() and out.shape == (tokens, HV, V)
     if not tokens:
         return out
-    # Sized by the block, not the ring: on a server with wide blocks a narrow one takes a third of the registers.
+    # a narrow block on a server with wide ones takes a third of the registers
     levels = max(4, (width - 1).bit_length())
-    # Twice the positions with as many values would spill.
+    # twice the positions with as many values would spill
     values = min(_VERIFIED if levels == 4 else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))
     gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
         q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out, width, HV, HV // H, scale,
@@ -194,11 +189,11 @@ def write_state(
     state_at, target_at, update_at, update_low_at, key_at, key_low_at, decays, count, in_values, K: tl.constexpr,
     V: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # Advance some values of a state by the first ``count`` > 0 tokens of a block. The addresses are those of the rows
-    # [VALUES, 1] of the values, and of the first token's values [1, VALUES] and key.
+    # Advance some values of a state by the first ``count`` > 0 tokens of a block, from addresses of the values' rows
+    # [VALUES, 1] and of the first token's values [1, VALUES] and key.
     step = tl.arange(0, STEPS)
     token = tl.minimum(step, count - 1)
-    # Sum the decays after each token directly: see decay_between in states/reference.py.
+    # as decay_between in states/reference.py
     following = tl.load(decays + tl.minimum(step + 1, count - 1))
     later = tl.cumsum(tl.where(step + 1 < count, following, 0.0), axis=0, reverse=True)
     weight = tl.where(step < count, tl.exp(later), 0.0)[:, None]
@@ -245,7 +240,7 @@ def gdn_commit_kernel(
         updates_low += update_at
         keys_low += key_at
 
-    # Tracked states first: they also start from the state before the block.
+    # tracked states also start from the state before the block
     if track_slots is not None:
         track_slot = tl.load(track_slots + request).to(tl.int64)
         track_count = tl.load(track_counts + request).to(tl.int32)

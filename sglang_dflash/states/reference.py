@@ -6,16 +6,14 @@ strength beta (Yang et al., Gated Delta Networks, 2024):
     S_t = exp(g_t) S_{t-1} + u_t k_t^T        u_t = beta_t (v_t - exp(g_t) S_{t-1} k_t)        o_t = S_t q_t
 
 Unrolled from the state S before the block, with ``D[t, i]`` the decay between the writes of tokens i and t, and ``e_t``
-the decay since the start of the block:
+that since the start of the block:
 
     u_t + beta_t sum_{i<t} D[t, i] (k_t . k_i) u_i = beta_t (v_t - e_t S k_t)      a lower triangular system
     o_t = e_t S q_t + sum_{i<=t} D[t, i] (q_t . k_i) u_i
     S_t = e_t S + sum_{i<=t} D[t, i] u_i k_i^T
 
-So a verify reads S only, and a commit after any number of tokens reads S and their records: u, k and g.
-
-Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads; value head j reads key head
-``j // (HV / H)``. ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing is read back to the host.
+Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` value heads (j reads key head ``j // (HV /
+H)``), ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-EPS = 1e-6  # added to the sum of squares of a query or a key
+EPS = 1e-6  # added to a sum of squares
 THRESHOLD = 20.0  # from here on softplus(x) = x
 
 
@@ -34,24 +32,22 @@ class Records(NamedTuple):
     """Records of a block's tokens in SGLang's replay rings: of one layer, or of all with a leading dimension."""
 
     updates: Tensor  # u, [R, HV, L, V] in the activations' dtype
-    keys: Tensor  # k, normalised, [R, H, L, K] in the same dtype
+    keys: Tensor  # k, normalised, [R, H, L, K]
     decays: Tensor  # g, fp32 [R, HV, L]
     updates_low: Tensor | None = None  # rounding remainders in the same 16-bit dtype; None in fp32
     keys_low: Tensor | None = None
 
     @property
     def parts(self) -> list[Tensor]:
-        """All tensors that are not None, as ordered above."""
         return [part for part in self if part is not None]
 
     def assert_alike(self) -> None:
-        """Assert equal strides: kernels take those of the first parts only."""
+        """Kernels take the strides of the first parts only."""
         for high, low in zip(self.parts, self.parts[3:], strict=False):
             assert low.stride() == high.stride() and low.dtype == high.dtype
 
 
 def normalized(x: Tensor) -> Tensor:
-    """Divide queries or keys by their norm over the last dimension."""
     return x * x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
 
 
@@ -64,7 +60,7 @@ def log_decay(A_log: Tensor, a: Tensor, dt_bias: Tensor, beta: float = 1.0, thre
 def decay_between(g: Tensor) -> Tensor:
     """Return ``D[t, i] = exp(g_{i+1} + .. + g_t)`` for i <= t, else 0: ``[..., T]`` to ``[..., T, T]``.
 
-    Each entry is a sum. A difference of two cumulative sums loses precision after a strong decay early in the block.
+    A difference of two cumulative sums would lose precision after a strong early decay.
     """
     steps = g.shape[-1]
     return g.unsqueeze(-1).expand(*g.shape, steps).tril(-1).cumsum(-2).exp_().tril_()
@@ -90,20 +86,17 @@ def gdn_verify(
 ) -> Tensor:
     """Run ``width`` tokens of every request and record their writes; the states do not change.
 
-    SGLang reserves slot 0 of the states and row 0 of the records. This code writes padding rows (slot < 0) there; the
-    kernel skips them.
+    Padding rows (slot < 0) are written to slot 0 and row 0, which SGLang reserves; the kernel skips them.
 
     Args:
         q, k: ``[N, H, K]``, not normalised; v: ``[N, HV, V]``. Requests concatenated.
         a, b: inputs of the gates, ``[N, HV]``; A_log, dt_bias: ``[HV]``. ``beta = sigmoid(b)``.
-        states: of one layer, ``[slots, HV, V, K]``; slots: ``[bs]``, negative for padding.
-        records: of one layer; the first ``width <= L`` positions of a request's row are written.
-        rows: of each request in the records, ``[bs]``, all different.
-        scale: factor of the queries.
+        states: of one layer, ``[slots, HV, V, K]``; slots: ``[bs]``.
+        records: of one layer; the first ``width <= L`` positions of ``rows``, ``[bs]``, all different, are written.
         round_beta: whether beta is rounded to the dtype of ``b``.
 
     Returns:
-        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if it is given.
+        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if given.
     """
     bs, HV, V = len(slots), v.shape[1], v.shape[2]
 
@@ -131,19 +124,17 @@ def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
     Args:
         q, k: normalised, the queries scaled, fp32 ``[bs, H, T, K]``; v: ``[bs, HV, T, V]``.
-        g, beta: ``[bs, HV, T]``.
-        state: before the block, ``[bs, HV, V, K]``.
+        g, beta: ``[bs, HV, T]``; state: ``[bs, HV, V, K]``.
     """
     bs, H, _, K = k.shape
 
     def by_group(x: Tensor) -> Tensor:
-        """``[bs, HV, ...]`` as ``[bs, H, HV / H, ...]``: value heads under the key head that they read."""
         return x.unflatten(1, (H, -1))
 
     decay, decay_in = by_group(decay_between(g)), by_group(g.cumsum(-1).exp_().unsqueeze(-1))
     beta = by_group(beta.unsqueeze(-1))
     both = torch.cat([q, k], -2)
-    # The value heads of a key head are rows of one [HV / H * V, K] matrix: nothing is repeated.
+    # the value heads of a key head are rows of one [HV / H * V, K] matrix
     from_state = (both @ state.view(bs, H, -1, K).mT).unflatten(-1, (-1, v.shape[-1])).transpose(2, 3)
     read, erased = (from_state * torch.cat([decay_in, decay_in], -2)).chunk(2, -2)
     scores, overlaps = (x.unsqueeze(2) * decay for x in (both @ k.mT).chunk(2, -2))
@@ -166,7 +157,7 @@ def gdn_commit(
     Args:
         states: ``[layers, slots, HV, V, K]``, fp32 or 16-bit, updated in place.
         records: of all layers; positions past a count may hold any value, including NaN.
-        rows, slots: of each request, ``[bs]``; a request with a negative slot is skipped.
+        rows, slots: ``[bs]``; a request with a negative slot is skipped.
         counts: tokens, ``[bs]``; with <= 0 the state does not change.
         track_slots, track_counts: ``[bs]``; the state after ``track_counts`` tokens is also written to ``track_slots``,
             unless the count is <= 0 or the slot negative. No track slot is one of ``slots``.
@@ -183,17 +174,16 @@ def gdn_commit(
     decays = records.decays.index_select(1, rows)
     H, steps = keys.shape[2:4]
     recorded = torch.arange(steps, device=counts.device) < counts.unsqueeze(-1)
-    # Zero weights do not suffice past the largest count: 0 * NaN is NaN.
+    # past the largest count: 0 * NaN is NaN
     unread = ~recorded.any(0)[:, None, :, None]
     updates.masked_fill_(unread, 0.0)
     keys.masked_fill_(unread, 0.0)
     recorded = recorded[:, None, :, None]
-    # Column 0: all decays, column i + 1: those after token i. Sums without a difference, as in decay_between.
+    # column 0: all decays; column i + 1: those after token i
     weights = (torch.where(recorded, decays, 0.0) @ decays.new_ones(steps, steps + 1).tril_()).exp_()
     of_token = torch.where(recorded, weights[..., 1:], 0.0).unsqueeze(-1)
 
     for i in reversed(range(len(targets))):
-        # The value heads of a key head side by side, as in gdn_verify.
         terms = (updates * of_token[i]).unflatten(2, (H, -1)).transpose(-1, -2).flatten(3, 4)
         after = torch.mul(before, weights[i, ..., :1, None], out=before if i == 0 else None)  # the last one in place
         by_key_head = after.unflatten(2, (H, -1)).flatten(3, 4).flatten(0, 2)  # [layers * bs * H, HV / H * V, K]
@@ -202,7 +192,6 @@ def gdn_commit(
 
 
 def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
-    # Write ``x [bs, heads, T, ...]`` to the first positions of ``rows [bs]`` in ``[R, heads, L, ...]``.
     rounded = x.to(high.dtype)
     high[:, :, : x.shape[2]].index_copy_(0, rows, rounded)
     if low is not None:
@@ -210,6 +199,5 @@ def _record(high: Tensor, low: Tensor | None, rows: Tensor, x: Tensor) -> None:
 
 
 def _recorded(high: Tensor, low: Tensor | None, rows: Tensor) -> Tensor:
-    # fp32 ``[layers, bs, heads, L, ...]``
     x = high.index_select(1, rows).float()
     return x if low is None else x.add_(low.index_select(1, rows))

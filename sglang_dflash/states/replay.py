@@ -1,8 +1,6 @@
 """State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
 
-SGLang refuses ``--enable-linear-replayssm-spec`` for DFLASH on GDN targets, because its DFLASH worker does not commit a
-replay. This worker does (:mod:`.commit`). SGLang's records are rings with cursors. Here every commit folds the records
-into the state, so a block's records begin at position 0 at any width, and no cursor is read or moved.
+Every commit folds SGLang's ring of records into the state, so a block's records begin at position 0.
 """
 
 from __future__ import annotations
@@ -42,23 +40,20 @@ def verify(original: Callable[..., Any], **call: Any) -> Any:
 
 
 def decode_rounds_beta() -> bool:
-    """Return whether plain decoding rounds beta to the dtype of its input, as Triton's kernel does.
-
-    FlashInfer's keeps float32.
-    """
+    """Return whether plain decoding rounds beta to its input's dtype: Triton's kernel does, FlashInfer's does not."""
     mamba = get_exec().mamba
     return (mamba.linear_attn_decode_backend or mamba.linear_attn_backend) == "triton"
 
 
 def verify_kept(original: Callable[..., Any], kernel: Any, **call: Any) -> Any:
-    """Hook around ``TritonGDNKernel.target_verify``, which stores a state per token: with plain decoding's beta."""
+    """Hook around ``TritonGDNKernel.target_verify``, which stores a state per token: use plain decoding's beta."""
     if serving.plan is None or not decode_rounds_beta():
         return original(kernel, **call)
     if serving.plan.exact:
         return _step_kept(**call)
     b = call["b"]
     if runs_kernels(b) and b.dtype != torch.float32:
-        # SGLang's verify keeps beta in float32: make it the rounded one.
+        # SGLang's verify keeps beta in float32
         call["b"] = b.sigmoid().float().logit()
     return original(kernel, **call)
 
@@ -80,13 +75,12 @@ def _step_kept(
 
 
 def pool_records(states: Any) -> Records:
-    """Return the records of all layers in SGLang's ``SpeculativeState``."""
     return Records(*(getattr(states, f"replayssm_{ring}") for ring in _RINGS))
 
 
 def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
     """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only."""
-    # The method reads hybrid_kda_config for this check only.
+    # for this check only
     if serving.plan is not None and configurator.hybrid_kda_config is None:
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config

@@ -1,11 +1,8 @@
 """Exact verify and commit of the gated delta net: plain decoding's own kernel, launched once per position.
 
-SGLang's packed decode kernel advances a state by one token, in place. A verify launches it over copies of the states.
-A commit of a replay launches it again over the accepted tokens, for all layers at once: the heads of all layers are one
-layer's heads to the kernel. So outputs and states are plain decoding's, bit by bit.
-
-The kernel skips a row with a negative slot. Row 0 of a scratch is never a request's, as slot 0 of SGLang's pool: the
-CPU platform writes skipped rows there.
+SGLang's packed decode kernel advances a state by one token, in place: in a verify on copies of the states, in a
+replay's commit over the accepted tokens. Scratch row 0 belongs to no request: the CPU platform writes skipped rows
+there.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from torch import Tensor
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream.worker import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
 
-SCRATCH_BYTES = 512 << 20  # of a commit's copies of states; more layers and requests take several passes
+SCRATCH_BYTES = 512 << 20  # of a commit's copies of states
 _Keep = Callable[[int, Tensor], None]
 
 
@@ -38,14 +35,14 @@ def step_verify(
     keep: _Keep | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Run ``width`` tokens of every request; arguments and result as of ``reference.gdn_verify``.
+    """Run ``width`` tokens of every request, as ``reference.gdn_verify`` does; the states do not change.
 
-    The states do not change. ``keep(t, after)`` receives the states after position t, ``[bs, HV, V, K]`` in the pool's
-    dtype; the next position overwrites them.
+    ``keep(t, after)`` receives the states after position t, ``[bs, HV, V, K]`` in the pool's dtype, until the next
+    position.
     """
     bs, (H, K), (HV, V) = len(slots), q.shape[1:], v.shape[1:]
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
-    # Contiguous inputs per position, as plain decoding's: the same compiled kernel serves both.
+    # contiguous per position, so that plain decoding's compiled kernel serves
     mixed = q.new_empty(width, bs, 2 * H * K + HV * V)
     for part, x in zip(mixed.split([H * K, H * K, HV * V], -1), (q, k, v), strict=True):
         part.unflatten(-1, x.shape[1:]).copy_(x.unflatten(0, (bs, width)).transpose(0, 1))
@@ -61,7 +58,7 @@ def step_verify(
 
 
 def record(records: Records, rows: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, width: int) -> None:
-    """Record what :func:`step_commit` needs of a block, in one layer's ``records``: raw keys and values, a and b.
+    """Record the inputs of :func:`step_commit` in one layer's ``records``: raw keys and values, a and b.
 
     ``rows`` are the requests' in the records, ``[bs]``, row 0 for padding. b is in the first lane of ``updates_low``.
     """
@@ -90,17 +87,17 @@ def step_commit(
 ) -> None:
     """Advance every request's state, in all layers, by its first ``counts`` tokens of the last block of ``width``.
 
-    As ``reference.gdn_commit``, with records that :func:`record` wrote, and ``gates``: A_log and dt_bias of each layer.
+    Arguments as in ``reference.gdn_commit``, with records of :func:`record` and each layer's A_log and dt_bias.
     """
     starts, targets = slots, [(slots, counts)]
-    if track_slots is not None and track_counts is not None:  # from the state before the block too
+    if track_slots is not None and track_counts is not None:  # also from the state before the block
         starts, rows = slots.repeat(2), rows.repeat(2)
         targets.append((track_slots, track_counts))
     ends, counts = (torch.cat([each.long() for each in part]) for part in zip(*targets, strict=True))
     live = starts >= 0
     ends = torch.where(live & (counts > 0), ends, 0).clamp_(min=0)
     starts = torch.cat([starts.new_zeros(1), starts.clamp(min=0)])
-    layers_at_once = len(states)  # of few divisors, because each is another compilation
+    layers_at_once = len(states)  # one of few divisors, because each is another compilation
     while layers_at_once > max(1, SCRATCH_BYTES // (len(starts) * states[0, 0].nbytes)):
         layers_at_once //= next(divisor for divisor in range(2, layers_at_once + 1) if layers_at_once % divisor == 0)
     for first in range(0, len(states), layers_at_once):
@@ -116,8 +113,7 @@ def step_commit(
 
 
 def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Inputs of the kernel per position, with the heads of all layers side by side; outputs are not read, so keys stand
-    # for the queries.
+    # Per position, with the heads of all layers side by side; keys replace the queries, as outputs are not read.
     assert records.updates_low is not None
     rings = records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
     k, v, a, b = (
@@ -127,7 +123,7 @@ def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tenso
 
 
 def _rows_of(live: Tensor) -> Tensor:
-    # Row of each request in the scratch, int32 [n], negative to skip it
+    # row in the scratch, int32 [n], negative to skip it
     return torch.where(live, torch.arange(1, len(live) + 1, device=live.device), -1).int()
 
 

@@ -1,8 +1,4 @@
-"""The seam to SGLang: its version, what a launch attaches to its arguments, and every name of it that we import.
-
-``launch`` has the names that every process may import, ``worker`` those of a scheduler. This module imports nothing of
-SGLang.
-"""
+"""The seam to SGLang: ``launch`` has the names for every process, ``worker`` those for a scheduler."""
 
 from __future__ import annotations
 
@@ -16,28 +12,25 @@ from packaging.version import InvalidVersion, Version
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 
-# The package's version begins with it.
 TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
 
 
 def installed_plugins() -> list[EntryPoint]:
-    """Return the entry points that SGLang loads at start: general plugins, then platforms, of any distribution."""
+    """Return the entry points that SGLang loads at start: general plugins, then platforms."""
     return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
 
 
 def write_record(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments; every process of the server receives it with them."""
+    """Attach a value to server arguments, which every process of the server receives."""
     server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 
 def read_record(server_args: Any) -> object:
-    """Return the attached value, or None."""
     return getattr(server_args, "_sglang_dflash", None)
 
 
 def installed_version(distribution: str = "sglang") -> str | None:
-    """Return the version of an installed distribution, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -45,12 +38,12 @@ def installed_version(distribution: str = "sglang") -> str | None:
 
 
 def check_version() -> str | None:
-    """Raise DFlashError for an untested SGLang; return a note for the log if it is a build of the tested release."""
+    """Raise DFlashError for an untested SGLang; return a note if it is a build of the tested release."""
     found = installed_version()
     if found == TESTED_SGLANG or os.environ.get(ALLOW_ANY_VERSION) == "1":
         return None
     with suppress(InvalidVersion):
-        # A build of the tested release: .post1, .dev3, rc1, +cu129.
+        # .post1, .dev3, rc1, +cu129
         if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
             return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
@@ -61,7 +54,7 @@ def check_version() -> str | None:
 
 
 def misfit(error: Exception) -> DFlashError:
-    """Return the error of an SGLang that lacks a name; ``error`` is what its import raised, and has the name."""
+    """Return the error for an SGLang that lacks a name; ``error`` is what the import raised."""
     return DFlashError(
         f"SGLang {installed_version()} differs from what sglang-dflash {__version__} needs "
         f"({type(error).__name__}: {error})",

@@ -1,4 +1,4 @@
-"""Names of SGLang for every process: they import no scheduler and no kernel."""
+"""SGLang names for every process. They import no scheduler and no kernel."""
 
 from sglang.srt.arg_groups.choices import DRAFT_ATTENTION_BACKEND_CHOICES
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view

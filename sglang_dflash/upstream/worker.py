@@ -1,4 +1,4 @@
-"""Names of SGLang for a scheduler, and for nothing that should start fast."""
+"""SGLang names for a scheduler. Importing them is slow."""
 
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
@@ -78,7 +78,7 @@ from sglang.srt.utils.common import (
 
 
 def add_models(models: dict[str, type]) -> None:
-    """Add classes, by the architecture in a model's config, to SGLang's registry; imports all of its models (3 s)."""
+    """Add classes to SGLang's registry by architecture; imports all of SGLang's models (3 s)."""
     from sglang.srt.models.registry import ModelRegistry
 
     ModelRegistry.models.update(models)

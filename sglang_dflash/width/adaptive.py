@@ -1,4 +1,4 @@
-"""Adaptive width: the width with the most expected tokens per millisecond, for the current batch and traffic."""
+"""Adaptive width: the most expected tokens per millisecond, for the current batch and traffic."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from sglang_dflash.width.costs import CostTable
 from sglang_dflash.width.policy import BUCKET, Prospect, WidthPolicy
 from sglang_dflash.width.survival import SurvivalByMatch
 
-# Switch to another width at once if it gains this share, or once the gains forgone add up to this many steps
+# switch at once for this gain, or once missed gains add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
-SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose: on a schedule, and for a reason
-SAVED = 3.0  # largest budget, in steps' time: also the most that a probe may be expected to lose
-MORE = 0.1  # extra loss, in steps' time, accepted for probing a wider width than the next one
-# Steps between probes of a wider width, on a schedule and while drafts may have improved (the last probe's outcome
-# has arrived by then), and between probes of a doubtful cost
+SCHEDULED, PROMPTED = 0.006, 0.003  # shares of the time that probes may lose
+SAVED = 3.0  # in steps: the largest budget, and the maximum expected loss of a probe
+MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
+# steps between probes: of a wider width, while drafts may have improved, of a doubtful cost
 EVERY, EVERY_IF_BETTER, DOUBT_EVERY = 8, 2, 4
 
 
 class Budget:
-    """Milliseconds that probes may lose: a share of each step's time, saved up."""
+    """Milliseconds that probes may lose: a share of each step's time."""
 
     def __init__(self, share: float) -> None:
         self._share, self.milliseconds = share, 0.0
@@ -30,7 +29,7 @@ class Budget:
         self.milliseconds = min(self.milliseconds + self._share * step, SAVED * step)
 
     def spend(self, loss: float, credit: float = 0.0) -> bool:
-        # Credit is for a budget that is not overdrawn.
+        # Allow credit only while the balance is not negative.
         if loss > self.milliseconds + (credit if self.milliseconds >= 0 else 0.0):
             return False
         self.milliseconds -= max(loss, 0.0)
@@ -40,10 +39,9 @@ class Budget:
 class Explorer:
     """Chooses the steps that probe another width than the best one, within budgets of lost time.
 
-    A probe loses the time in which the best width would commit the same tokens. A wider width shows whether drafts
-    survive further than expected: probe one every ``EVERY`` steps, on credit when the batch has changed; if drafts may
-    have improved, every ``EVERY_IF_BETTER`` steps from a separate budget. A width with few measured steps is probed if
-    it would be the best with the least time that they allow.
+    A probe loses the time in which the best width would commit the same tokens. Probe wider on credit when the batch
+    has changed, and from a separate budget if drafts may have improved; or a width that may be the best at its lower
+    bound.
     """
 
     def __init__(self) -> None:
@@ -64,12 +62,12 @@ class Explorer:
         improved: bool = False,
         changed: bool = False,
     ) -> int:
-        """Choose the column for this step: ``best``, or a probe.
+        """Return the column for this step: ``best``, or a probe.
 
         Args:
-            row, lower_bounds: milliseconds of a step by column, expected and at least; the latter is called if needed.
-            tokens: expected tokens per request by column; ``improved`` if drafts may survive better.
-            changed: whether the batch is not that of the last step.
+            row, tokens: expected milliseconds per step and tokens per request, by column.
+            lower_bounds: returns the least milliseconds by column.
+            improved, changed: whether drafts may survive better; whether the batch differs from the last step's.
         """
         step, rate = row[best], tokens[best] / row[best]
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
@@ -101,7 +99,7 @@ class AdaptiveWidth(WidthPolicy):
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts; wider widths are for copies. None is all.
+        drafted: positions that the drafter drafts; wider widths are for copies.
     """
 
     def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
@@ -112,7 +110,7 @@ class AdaptiveWidth(WidthPolicy):
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
         self.tokens_per_ms = 0.0
         self._explorer = Explorer()
-        # Without a match, widths beyond the drafter's block cannot help. With a drafter, one block is always a choice.
+        # without a match, widths beyond the drafter's block cannot help; one block is always a choice
         self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
         self._best = 0
         self._missed_gains = 0.0
@@ -157,7 +155,7 @@ class AdaptiveWidth(WidthPolicy):
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
     def fingerprint(self) -> int:
-        # Python hashes numbers alike in every process.
+        # hashes of numbers are the same in every process
         survival = (tokens for each in (*self.by_match.buckets, self.by_match.matched) for tokens in each.tokens)
         return hash((self._best, self._missed_gains, *self._explorer.state(), *self.costs.row(1), *survival))
 
@@ -177,7 +175,7 @@ class AdaptiveWidth(WidthPolicy):
         }
 
     def _decide(self, rates: Sequence[float]) -> None:
-        # A small gain must last, so that noise alone does not change the best width.
+        # a small gain must last, so that noise alone does not change the best width
         most = max(rates)
         gain = most / rates[self._best] - 1
         self._missed_gains = self._missed_gains + gain if gain > 0 else 0.0
@@ -186,7 +184,7 @@ class AdaptiveWidth(WidthPolicy):
 
     def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:
-            if not matching:  # a block that is chosen for its copies is no evidence for the drafter
+            if not matching:  # a block chosen for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1

@@ -1,8 +1,7 @@
 """Milliseconds of a decode step by batch size and width: calibrated at start-up, corrected by measured steps.
 
-A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a drift that all cells
-share. Both are fading geometric means of measured over predicted times. So a slower machine corrects widths that are
-never measured, and a cell with a wrong calibration is corrected by its own steps. Predictions never fall with width.
+A prediction is the calibrated time, linear between batch sizes, times a correction per cell and a common drift.
+Predictions never fall with width.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from math import exp, inf, log, sqrt
 from typing import Any
 
 FADING = 0.05  # weight of the newest step in a mean of many
-OUTLIER = 0.5  # largest logarithm of measured over predicted time that counts: an outlier moves a settled cell by 5 %
-DOUBT = 0.3  # logarithm by which a cell that was never measured may be too high; n steps divide it by the root of 1 + n
+OUTLIER = 0.5  # clamp of log(measured / predicted): an outlier moves a settled cell by 5 %
+DOUBT = 0.3  # logarithm by which an unmeasured cell may be too high, divided by sqrt(1 + steps)
 
 
 class CostTable:
-    """Predicted step times; a batch size beyond the measured ones costs what the nearest does.
+    """Predicted step times; a batch size beyond the measured ones costs as much as the nearest.
 
     Args:
-        points: milliseconds by (batch size, width), measured with almost no context; each batch size has all widths.
+        points: milliseconds by (batch size, width), with almost no context.
     """
 
     def __init__(self, points: Mapping[tuple[int, int], float]) -> None:
@@ -34,17 +33,17 @@ class CostTable:
         self.measured = 0
 
     def row(self, batch_size: int) -> list[float]:
-        """Return a step's predicted milliseconds by width, in the order of ``widths``."""
+        """Return the predicted milliseconds by width."""
         return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
 
     def lower_bounds(self, batch_size: int) -> list[float]:
-        """Return the milliseconds that a step may take at least, as cells with few measured steps may be wrong."""
+        """Return the least plausible milliseconds: cells with few measured steps may be wrong."""
         cells = self._interpolated(self._cells, batch_size, self._drift)
         steps = self._interpolated(self._steps, batch_size)
         return list(accumulate((ms * exp(-DOUBT / sqrt(1 + n)) for ms, n in zip(cells, steps, strict=True)), max))
 
     def observe(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        """Learn from a measured step. With ``at_most``, it can only show that the prediction is too high."""
+        """Learn from a measured step; with ``at_most`` only that the prediction is too high."""
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)
@@ -66,7 +65,6 @@ class CostTable:
         return [factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True)]
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
-        # Indices of the rows around a batch size, and the share of the higher one.
         sizes = self.batch_sizes
         high = bisect_right(sizes, batch_size)
         if not 0 < high < len(sizes):
@@ -76,7 +74,7 @@ class CostTable:
 
     def __str__(self) -> str:
         rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
-        return "ms a step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
+        return "ms per step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -14,10 +14,10 @@ BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
 class Prospect:
     """Expected gain of drafting over plain decoding."""
 
-    width: int  # of the best block with a draft
-    first_accepted: float  # share of first drafts that the target accepts
-    tokens: float  # committed per request by a step of that width
-    cost: float  # time of such a step over that of a plain one, at the same batch size
+    width: int
+    first_accepted: float  # share of first drafts
+    tokens: float  # per request and step
+    cost: float  # relative to a plain step
 
     def __str__(self) -> str:
         return (
@@ -27,10 +27,9 @@ class Prospect:
 
 
 class WidthPolicy:
-    """Chooses each step's block width, here always the widest; every tensor-parallel rank has its own policy.
+    """Chooses each step's block width, here always the widest.
 
-    A policy is a function of the calls it received: no clock, no unseeded randomness. So ranks that receive the same
-    calls in the same order choose the same widths.
+    A policy is a function of its calls (no clock, no unseeded randomness), so ranks choose equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -45,24 +44,20 @@ class WidthPolicy:
         self.widths = tuple(sorted(set(widths)))
 
     def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
-        """Choose the positions of the next block, anchor included, out of ``widths``.
+        """Return the positions of the next block, anchor included, out of ``widths``.
 
         Args:
             context: committed tokens, summed over the batch.
-            matches: number of requests in each of ``BUCKETS``, as last seen by the host; only the shares count. Without
-                copies empty or all 0.
+            matches: number of requests in each of ``BUCKETS``, one step late; only the shares count.
         """
         return self.widths[-1]
 
     def prospect(self, *, alone: bool = False) -> Prospect | None:
-        """Return the gain of the best block with a draft, for the last batch size or ``alone``, without copies.
-
-        None unless ``can_pause``.
-        """
+        """Return the gain of the best block with a draft, without copies, for the last batch size or ``alone``."""
         return None
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
-        """Record a finished step. Steps arrive in launch order, one step late.
+        """Record a finished step, in launch order, one step late.
 
         Args:
             accept_lens: per request, accepted drafts plus bonus token, 1 to ``width``.
@@ -70,17 +65,17 @@ class WidthPolicy:
         """
 
     def forget(self) -> None:
-        """Forget learned acceptance, not learned times: the weights of a model have changed."""
+        """Forget learned acceptance, not learned times: a model's weights have changed."""
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        """Record a decode step's time; an upper bound with ``at_most``. Many steps may go unmeasured."""
+        """Record a decode step's time; an upper bound with ``at_most``."""
 
     def fingerprint(self) -> int:
-        """Return a hash of what the next width depends on: equal on ranks that received the same calls."""
+        """Return a hash of what the next width depends on."""
         return 0
 
     def describe(self) -> dict[str, Any]:
-        """Return the policy's part of ``/server_info``, ready for JSON."""
+        """Return the policy's part of ``/server_info``."""
         return {"policy": "fixed", "widths": list(self.widths)}
 
 

@@ -1,8 +1,8 @@
 """Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
 
-The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are). It is estimated as commits over tries among the
-requests that reached draft j (Kaplan and Meier, 1958), with counts that fade. Without evidence it falls back to the
-position before, and at last to a prior. A CUSUM test (Page, 1954) detects a change of traffic and drops older evidence.
+The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits over tries (Kaplan and Meier, 1958), with
+counts that fade. Without evidence it falls back to the previous position, and finally to a prior. A CUSUM test (Page,
+1954) detects a change of traffic and drops older evidence.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 
 from sglang_dflash.width.policy import BUCKETS
 
-PRIOR, MATCHED_PRIOR = 0.8, 0.9  # hazards before any observation: published drafters accept about 4 to 6 tokens of 16
-# Weights, in tries, of the prior, of the previous position's hazard and of the pool's
+PRIOR, MATCHED_PRIOR = 0.8, 0.9  # published drafters accept about 4 to 6 tokens of 16
+# weights, in tries, of the prior, of the previous position's hazard and of the pool's
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES, POOL_TRIES = 1.0, 4.0, 8.0
-# Extra weight of the prior at the start, which fades: the first requests are often a warm-up with odd prompts
+# first requests are often a warm-up with odd prompts
 START_TRIES = 10.0
-MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps that try a position, and others, after which its evidence has faded to 1/e
-TILT = 1.5  # size of the change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
-CERTAIN = 7.0  # log-likelihood ratio at which a change is certain: about one false alarm in several thousand steps
-# Log-likelihood ratio at which a change for the better is worth a probe: one success where few are usual
+MEMORY, PLAIN_MEMORY = 64.0, 1024.0  # steps after which evidence has faded to 1/e: of tried and untried positions
+TILT = 1.5  # change to detect, in log odds of a draft's acceptance: from 0.5 to 0.8, say
+CERTAIN = 7.0  # log-likelihood ratio of a certain change: one false alarm in several thousand steps
+# log-likelihood ratio at which an improvement is worth a probe
 SUSPICION = 0.75
-_LEAST_SPREAD = 0.02  # at a hazard of 1 the variance would be 0, and the first rejection would count as a change
+_MIN_SPREAD = 0.02  # at a hazard of 1 the first rejection would count as a change
 _RESCALE = 1e9
 
 Counts = tuple[list[float], list[float]]
 
 
 class Cusum:
-    """One-sided test for a change: a log-likelihood ratio of change over none that restarts at 0.
+    """One-sided test for a change: a log-likelihood ratio that restarts at 0.
 
-    A step in which s more drafts are committed than expected adds, to second order, ``TILT * s - TILT**2 / 2 * v``,
-    where v is the variance of s. The last restart is the likeliest moment of the change; ``before`` has its counts.
+    A surplus of s drafts adds, to second order, ``TILT * s - TILT**2 / 2 * v``, where v is the variance of s. The last
+    restart is the likeliest moment of the change; ``before`` has its counts.
     """
 
     def __init__(self, before: Counts) -> None:
         self.score, self.rose, self.before = 0.0, False, before
 
     def is_certain(self, surplus: float, variance: float) -> bool:
-        """Add a step's surplus of commits in the direction to detect, and return whether a change is certain."""
+        """Add a step's surplus of commits; return whether a change is certain."""
         step = TILT * surplus - TILT * TILT / 2 * variance
         self.rose = step > 0
         self.score = max(self.score + step, 0.0)
@@ -50,14 +50,13 @@ class Cusum:
 class Survival:
     """Hazards of the drafted positions, pooled over requests.
 
-    ``tokens``, by width, are those that a step commits per request, bonus included: 1 + sum over k < width of S_k.
-    With a ``pool``, the requests are a part of those of the pool, whose hazards are the prior at each position.
+    ``tokens``, by width, are the tokens that a step commits per request, bonus included: 1 + sum over k < width of S_k.
+    A ``pool``'s hazards are the prior.
     """
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # By draft position; index 0 is the anchor and stays empty. Counts are in `_units`, which grow with each step:
-        # new evidence weighs more, instead of all old evidence shrinking.
+        # counts are in `_units`, which grow with each step, instead of all old evidence fading
         self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
         if max_width > 1 and pool is None:
             self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
@@ -73,16 +72,16 @@ class Survival:
         return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
 
     def evidence(self) -> list[float]:
-        """Return the tries behind each hazard that have not faded, j = 1 ... max_width - 1."""
+        """Return the unfaded tries behind each hazard."""
         return [tries / unit for tries, unit in zip(self._tries[1:], self._units[1:], strict=True)]
 
     @property
     def may_have_improved(self) -> bool:
-        """Whether recent steps suggest, without being certain, that drafts survive better than the hazards."""
+        """Whether recent steps suggest that drafts survive better than the hazards."""
         return self._better.rose and self._better.score > SUSPICION
 
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
-        """Count a finished step; arguments as in :meth:`WidthPolicy.observe`. Evidence ages without requests too."""
+        """Count a finished step; evidence ages without requests too."""
         tried = width if accept_lens else 1
         often, rarely, units = 1 + 1 / MEMORY, 1 + 1 / PLAIN_MEMORY, self._units
         self._units = [unit * often for unit in units[:tried]] + [unit * rarely for unit in units[tried:]]
@@ -93,7 +92,7 @@ class Survival:
             self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
-        # Add a step's tries and commits; return the commits beyond those expected, and the variance of that surplus.
+        # add tries and commits; return the surplus over the expectation, and its variance
         ends = [0] * (width + 1)
         for length in accept_lens:
             ends[length] += 1
@@ -103,8 +102,8 @@ class Survival:
             if not reached:
                 break
             hazard, unit, weight = hazards[j], units[j], reached * units[j]
-            spread = max(hazard * (1 - hazard), _LEAST_SPREAD)
-            # The second term: the hazard itself is an estimate, from so many tries.
+            spread = max(hazard * (1 - hazard), _MIN_SPREAD)
+            # the hazard itself is an estimate, from so many tries
             variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
             surplus -= reached * hazard
             reached -= ends[j]
@@ -166,11 +165,9 @@ class Survival:
 
 
 class SurvivalByMatch:
-    """Survival by bucket of match length: copies survive further than drafts, those of long matches furthest.
+    """Survival by bucket of match length when the width was chosen: copies survive further than drafts.
 
-    A request's bucket is the one of the moment when the host chose the width. So the survival of matched requests
-    includes matches that have ended since, and copies that the drafter overrides. All matched requests together are the
-    prior of each of their buckets. The drafter drafts ``drafted`` positions.
+    All matched requests are the prior of each of their buckets. The drafter drafts ``drafted`` positions.
     """
 
     def __init__(self, widths: Sequence[int], drafted: int) -> None:
@@ -179,11 +176,11 @@ class SurvivalByMatch:
         self.buckets = [self.unmatched, *(Survival(widths[-1], pool=self.matched) for _ in range(1, BUCKETS))]
 
     def tokens(self, path: int, matches: Sequence[int] = ()) -> list[float]:
-        """Return the tokens of a step per request, by width, if all steps had that width.
+        """Return the tokens per step and request, by width, if all steps had that width.
 
         Args:
             path: width of the recent steps, whose counts are known.
-            matches: as of :meth:`WidthPolicy.width`.
+            matches: as in :meth:`WidthPolicy.width`.
         """
         total, mean = sum(matches), [0.0] * len(self._widths)
         for count, survival in zip(matches, self.buckets, strict=True) if total else [(1, self.unmatched)]:
@@ -193,11 +190,9 @@ class SurvivalByMatch:
         return mean
 
     def _if_always(self, survival: Survival, path: int) -> list[float]:
-        # Blocks of `path` count a long run of good drafts several times, wider ones less often. If a draft were right
-        # in any block or in none, one step of `path` would replace sum(ends[::width]) steps of `width`: ends[k] is the
-        # share of blocks after whose start k to k + path - 1 drafts are right. But drafts near the anchor are better,
-        # so narrower blocks yield at least what the survival says. So do wider ones that copy: a match ends with its
-        # copy, and the next block is another bucket's.
+        # If a draft were right in any block or in none, one step of `path` would replace sum(ends[::width]) steps of
+        # `width`: ends[k] is the share of blocks with k to k + path - 1 right drafts. But drafts near the anchor are
+        # better, so narrower blocks yield at least what the survival predicts; so do wider ones that copy.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width
@@ -222,5 +217,5 @@ class SurvivalByMatch:
         for survival, lengths in zip(self.buckets[1:], by_bucket[1:], strict=True):
             if lengths:
                 survival.observe(width, lengths)
-        # Accepted beyond the drafter's block by chance, or from a match that the host had not read yet
+        # accepted by chance, or from a match that the host had not read yet
         self.unmatched.observe(min(width, self._drafted), [min(length, self._drafted) for length in by_bucket[0]])

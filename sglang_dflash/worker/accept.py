@@ -1,9 +1,7 @@
 """Accept: choose the target's token at every block position, and keep the drafts that equal it.
 
-Plain decoding adjusts one row of logits per request and passes it to SGLang's sampler. Here a request has ``w`` rows,
-one per block position: the anchor, which is the last committed token, then the drafts. Each row is adjusted and sampled
-as plain decoding would if the drafts before it were accepted. A draft is accepted while it equals the target's token;
-:func:`sglang_dflash.ops.reference.step.accept_block` proves that this rule is exact.
+Each row of logits is adjusted and sampled as plain decoding would after the drafts before it.
+:func:`sglang_dflash.ops.reference.step.accept_block` proves that the rule is exact.
 """
 
 from __future__ import annotations
@@ -38,12 +36,6 @@ if TYPE_CHECKING:
 
 
 class Accept(RequestRows):
-    """Chooses the target's tokens: in a prefill through SGLang, in a block directly.
-
-    :class:`SeededSampler` replaces the target's sampler, unless ``--sampling-backend`` chose one. Tensor-parallel ranks
-    serve the same batch and must commit the same tokens. ``vocabulary`` is the target's.
-    """
-
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
         self._sync, self._shards = SpecTpSync(get_dp_tp_group()), LogitShards(runner, vocabulary)
@@ -51,12 +43,12 @@ class Accept(RequestRows):
             runner.sampler = SeededSampler()
         self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
         self._penalties, self._processors = Penalties(), Processors()
-        # SGLang looks for values that are not finite, or replaces them.
+        # SGLang checks for non-finite values, or replaces them
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
         self._checks_logits = any(check.get() for check in checks)
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Prepare ``batch.sampling_info`` too, from which the target's prefill samples each first token."""
+        """Also prepare ``batch.sampling_info``, from which the target's prefill samples."""
         self._penalties.start(batch)
         self._seeds.start(batch)
         self._processors.start(batch)
@@ -66,7 +58,7 @@ class Accept(RequestRows):
         self.start(batch)
 
     def synchronise(self, tokens: Tensor) -> None:
-        """Make all ranks continue with the first rank's ``tokens``, in place."""
+        """Ranks must commit the same tokens: overwrite them with the first rank's."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
@@ -77,7 +69,6 @@ class Accept(RequestRows):
         self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def before_verify(self, step: Step) -> None:
-        """Start to copy the drafts to the host, for grammars and custom logit processors."""
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
         if step.batch.sampling_info.has_custom_logit_processor:
@@ -102,7 +93,7 @@ class Accept(RequestRows):
         rows = output.next_token_logits = self._shards.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = None
-        if step.grammar_tree is not None:  # built on the host while the target's forward runs
+        if step.grammar_tree is not None:  # built while the target's forward runs
             grammar_mask = build_grammar_vocab_mask(
                 reqs=batch.reqs,
                 tree=step.grammar_tree,
@@ -110,8 +101,8 @@ class Accept(RequestRows):
                 device=step.tokens.device,
                 barrier=step.grammar_barrier,
             )
-        # The order of plain decoding: penalties, grammar, bias, custom processors.
-        if info.acc_additive_penalties is not None:  # host-side flag: a request has a penalty
+        # in the order of plain decoding
+        if info.acc_additive_penalties is not None:
             self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
@@ -132,7 +123,7 @@ class Accept(RequestRows):
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         tokens = tokens.view(-1, width).long()
-        if chosen:  # the same tokens, unless a sampler of the user's draws without seeds
+        if chosen:  # the same tokens, unless a user's sampler draws without seeds
             tokens[:, : len(chosen)] = torch.stack(chosen, dim=1)
         return tokens
 
@@ -145,7 +136,6 @@ class Accept(RequestRows):
         return tokens
 
     def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        # Each request generated the first ``lens`` (int [bs]) of its ``tokens`` (int64 [bs, w]).
         if batch.sampling_info.acc_additive_penalties is not None:
             self._penalties.count(batch, tokens, lens)
         if batch.sampling_info.has_custom_logit_processor:
@@ -153,7 +143,6 @@ class Accept(RequestRows):
 
 
 def needs_only_the_largest(batch: ScheduleBatch) -> bool:
-    """Return whether each row's token is the argmax of the logits as the target computed them."""
     info = batch.sampling_info
     return (
         info.is_all_greedy
@@ -165,7 +154,6 @@ def needs_only_the_largest(batch: ScheduleBatch) -> bool:
 
 
 def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
-    """Return ``info`` itself, or what is left of it once its custom processors have been applied."""
     if not info.has_custom_logit_processor:
         return info
     left = dataclasses.replace(info, has_custom_logit_processor=False, custom_logit_processor=None, custom_params=None)
@@ -174,9 +162,9 @@ def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
 
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Repeat the sampling parameters of bs requests for the bs * width rows of a block."""
+    """Repeat bs requests' sampling parameters for bs * width rows."""
     if info.is_all_greedy:
-        return info  # the sampler takes the argmax and reads nothing per row
+        return info
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))

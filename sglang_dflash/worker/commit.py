@@ -24,15 +24,11 @@ if TYPE_CHECKING:
 
 
 class RecurrentCommit:
-    """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
+    """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
+    prefix-cache track boundaries.
 
-    The verify kept the state after every block position, or recorded what each position wrote. A request that crosses a
-    prefix-cache track boundary inside the block also gets a snapshot of the state there. Does nothing for a target
-    without recurrent layers.
-
-    Args:
-        replays: whether the verify records writes instead of keeping states.
-        exact: whether a replay repeats plain decoding's steps.
+    ``replays``: the verify records writes instead of keeping states. ``exact``: a replay repeats plain decoding's
+    steps.
     """
 
     def __init__(self, target_worker: TpModelWorker, *, replays: bool, exact: bool) -> None:
@@ -41,11 +37,11 @@ class RecurrentCommit:
         self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
         self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
         self._interval = 0
+        # by request row
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
-        """Slot of each request row's state; None for a target without recurrent layers."""
 
     def before_verify(self, step: Step) -> None:
-        """Fill ``step.interval``. Most steps cross no boundary, and a snapshot costs as much as a commit."""
+        """Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self._recurrent:
             if not self._interval:
                 self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
@@ -53,15 +49,14 @@ class RecurrentCommit:
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
     def commit(self, step: Step) -> None:
-        """Commit ``step.accepted``."""
         if not self._recurrent:
             return
-        track = step.batch.mamba_track_indices if step.interval else None  # target slots of snapshots, negative: none
+        track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
         if step.width > 1 and self._replays:
             self._commit_records(step, track)
         elif step.width > 1:
             self._commit_kept(step, track)
-        elif track is not None:  # width 1 has advanced the states in place; only the snapshot is left
+        elif track is not None:  # width 1 has advanced the states in place
             cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
             track_mamba_states_all_layers(
                 cache.conv[0], cache.temporal, step.state_slots, crosses, track, len(track), check_freed_slots=True
@@ -87,7 +82,7 @@ class RecurrentCommit:
         scatter_mamba_states_after_mtp_verify(windows, step.state_slots, accepted.ends[0], track, last_tracked)
 
     def _commit_kept(self, step: Step, track: Tensor | None) -> None:
-        # SGLang's commit uses the slots that the verify read.
+        # SGLang's commit uses the slots that the verify read
         batch, accepted = copy.copy(step.batch), step.accepted
         batch.mamba_track_indices = track
         commit_mamba_states_after_verify(
@@ -101,5 +96,4 @@ class RecurrentCommit:
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:
-    """Return whether a request that gains up to ``growth`` tokens may reach or pass a multiple of ``interval``."""
     return any(length % interval + growth >= interval for length in lengths)

@@ -1,8 +1,6 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-The device keeps each request's tokens, finds the longest earlier occurrence of the newest ones and copies what followed
-it. Where copy and drafts first differ, one of them is offered; the verify shows which was right. The host receives
-matches and results one step late, and learns from them what to offer.
+At the first difference between copy and drafts, one of them is offered; the host learns one step late which was right.
 """
 
 from __future__ import annotations
@@ -26,20 +24,16 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.flight import StepRecord
     from sglang_dflash.worker.step import Step
 
-LEAST = 4  # shortest match that is copied
-LONGEST = 16  # longest match that is distinguished
-EDGES_FOR_COPIES = 3  # without evidence, a copy replaces a draft whose margin reaches at most so many edges: under 4
-PRIOR, MEMORY = 0.3, 32  # score of a cell without evidence; results after which one has faded to 1/e
-# What a result adds to a score: a right copy goes on 1.5 times as far as a right draft (docs/results/copies.md)
+MIN_MATCH = 4  # shortest match that is copied
+MAX_MATCH = 16  # longest match that is distinguished
+EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts of up to this many edges
+PRIOR, MEMORY = 0.3, 32  # score without evidence; results after which one has faded to 1/e
+# a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
 COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
 
 
 class Evidence:
-    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``.
-
-    Where its score is positive, the copy is offered. All ranks see the same results in the same order, so they choose
-    alike.
-    """
+    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``."""
 
     def __init__(self) -> None:
         margins = [cell % (MARGIN_EDGES + 1) for cell in range(COPY_CELLS)]
@@ -47,14 +41,12 @@ class Evidence:
         self.results = 0
 
     def count(self, cell: int, copy_was_right: bool) -> bool:
-        """Count a result, and return whether it changes the choice."""
         before = self.scores[cell]
         self.scores[cell] += ((COPY_WAS_RIGHT if copy_was_right else DRAFT_WAS_RIGHT) - before) / MEMORY
         self.results += 1
         return (before > 0) != (self.scores[cell] > 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the part ``copy_choice`` of ``/server_info``: scores by bucket of length, then by edges reached."""
         columns = MARGIN_EDGES + 1
         rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
         return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
@@ -67,9 +59,8 @@ class Evidence:
 class Copies(RequestRows):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the request's token at position ``p``, up to the anchor at
-    its committed length. Later columns are stale and never read. ``found`` [rows, 2] has the newest matches, as of
-    ``ops.reference.step.match_copies``. No operation waits. ``width`` is the server's block size.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; ``found`` [rows, 2] the newest
+    matches, as in ``ops.reference.step.match_copies``.
     """
 
     def __init__(self, target: ModelRunner, width: int) -> None:
@@ -81,10 +72,9 @@ class Copies(RequestRows):
         self.evidence = Evidence()
         self._choices = self.evidence.choices().to(device)
         self._vocabulary, self._width = config.vocab_size, width
-        self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # length of each latest match on the host
+        self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Write the tokens so far of the requests that a prefill extends, cached prefix and earlier chunks included."""
         rows = batch.req_pool_indices_cpu.tolist()
         for i in fresh_rows(batch):
             self._write(rows[i], batch.reqs[i].get_fill_ids())
@@ -102,15 +92,14 @@ class Copies(RequestRows):
     def offer(self, step: Step) -> None:
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
-        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=LEAST)
+        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=MIN_MATCH)
 
     def commit(self, step: Step) -> None:
-        """Append the step's committed tokens, and find matches for the next step."""
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
     def read(self, record: StepRecord) -> None:
-        """Read a finished step's matches, count where its copies stood for drafts, and learn which was right."""
+        """Read a finished step's matches, and learn which side was right."""
         assert record.found is not None
         found, lengths, changes = record.found.tolist(), [], False
         for req, row, accepted in zip(record.requests, record.rows, record.accept_lens, strict=True):
@@ -118,9 +107,9 @@ class Copies(RequestRows):
             place, taken, cell = offered & 0x1FFF, offered >> 13 & 1, offered >> 14 & 31
             if record.width > 1 and place:
                 if taken:
-                    if (known := self._matches.get(req, 0)) >= LEAST:  # the host does not know a prefill's match
+                    if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
                         lengths.append(known)
-                    # At the first difference only one can be right, so tokens accepted after it came from the copy.
+                    # at the first difference only one can be right
                     record.copied_tokens += max(0, accepted - place)
                 offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
@@ -131,12 +120,10 @@ class Copies(RequestRows):
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def forget(self) -> None:
-        """Forget whether copies or drafts were right, after an update of a model's weights."""
         self.evidence = Evidence()
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def buckets(self, reqs: Sequence[Req]) -> list[int]:
-        """Return the bucket of each request's latest match, as of :meth:`WidthPolicy.width`."""
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
@@ -144,14 +131,14 @@ class Copies(RequestRows):
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        # Append int64 [bs, w] ``tokens`` after position ``after``, then match the tokens that end at ``newest``.
-        # ``lens`` is the host's view of ``newest``, which lags by up to two blocks.
+        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens`` is the
+        # host's late view of it.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
-        match_copies(self.history, self.found, rows, after, tokens, newest, longest=LONGEST, bound=bound)
+        match_copies(self.history, self.found, rows, after, tokens, newest, longest=MAX_MATCH, bound=bound)
 
     def _write(self, row: int, ids: Sequence[int]) -> None:
         tokens = np.array(ids, dtype=np.int64)  # a copy: streaming sessions change ``ids`` in place
-        # Image placeholders are hashes of up to 62 bits, which a copy must not contain.
+        # image placeholders are hashes of up to 62 bits
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
         self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)

@@ -1,10 +1,8 @@
-"""Debugging aids of a step: the ranges of a profile, and a guard against calls that make the host wait for the device.
+"""Debugging aids of a step: profiler ranges, and a guard against calls that synchronise with the device.
 
-A first call may wait, for a compilation or an autotuner, so a server should warn and only a test raise. Some functions
-of SGLang wait inside a step: ``set_mamba_track_indices_from_reqs`` copies an index from pageable memory (a hybrid
-target, in the step after a request ended); Triton attention's ``update_sliding_window_buffer`` sizes a tensor by a
-length on the device (sliding layers, a batch without a CUDA graph); FlashInfer's ``call_begin_forward`` copies lengths
-to the host (a drafter with sliding layers at every step, all other models in a batch without a CUDA graph).
+A first call may wait for a compilation, so a server should only warn. SGLang functions that synchronise:
+``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), ``update_sliding_window_buffer``
+(Triton attention, sliding layers, no CUDA graph), ``call_begin_forward`` (FlashInfer, sliding layers or no CUDA graph).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 def stage(name: str) -> AbstractContextManager[Any]:
-    """Return the range of a step's stage in a profile. Without a profiler it would cost several small operators."""
+    """Return a stage's profiler range; without a profiler it would cost several small operators."""
     return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
@@ -39,15 +37,15 @@ def _cuda_debug_mode(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-# By device type: a context in which a wait warns ("warn"), raises ("error") or does neither ("default").
+# by device type: a context in which a sync warns, raises or does neither
 MODES: dict[str, Callable[[str], AbstractContextManager[None]]] = {"cuda": _cuda_debug_mode}
 
 
 def sync_guard(device: torch.device | str) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context for the part of a step that must not wait: SGLANG_DFLASH_FORBID_SYNC=1 warns, 2 raises.
+    """Return a context for code that must not synchronise: SGLANG_DFLASH_FORBID_SYNC=1 warns, 2 raises.
 
     Raises:
-        DFlashError: the variable has another value, or waits cannot be seen on this kind of device.
+        DFlashError: the variable has another value, or syncs cannot be detected on this device.
     """
     value, kind = os.environ.get(SWITCH) or "0", torch.device(device).type
     if value == "0":

@@ -1,11 +1,8 @@
 """Exact mode: attention of a verify by rows, and a check of the target's products.
 
-Hooks lay a block out as rows of a decode in SGLang's Triton backend: row i of a request with p committed tokens is a
-decode of length p + 1 + i. Under deterministic inference the split of a row's keys depends on its length alone and rows
-are independent, so each row is plain decoding's, bit by bit. Every row of a request reads its K/V.
-
-Plain decoding multiplies one row per request, a verify one per position of every block. SGLang's deterministic mode
-chooses kernels by the number of rows. Where one sums in another order, a verify is not plain decoding bit by bit.
+Hooks lay a block out as decode rows in SGLang's Triton backend. Under deterministic inference rows are independent and
+the split of a row's keys depends on its length alone, so each row is bit-identical to plain decoding. Products are not
+exact if their kernel depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ def attend(
 
 
 def as_rows(forward_batch: Any, width: int) -> Any:
-    """Return SGLang's batch of blocks of ``width`` positions as a decode of that many rows per request."""
+    """Return SGLang's batch of blocks as a decode of ``width`` rows per request."""
     rows, bs = copy.copy(forward_batch), len(forward_batch.req_pool_indices)
     lens, total = forward_batch.seq_lens[:bs], forward_batch.seq_lens_sum
     after = torch.arange(1, width + 1, dtype=lens.dtype, device=lens.device)
@@ -68,15 +65,14 @@ def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
 def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int = 256) -> list[Any]:
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
-    Run one projection of each shape, a block of experts and the LM head on as many rows as a plain decode and verifies
-    of ``widths`` positions have, for every batch size. Compare the bits of the first ``compared`` rows with those of
-    each row alone: where oneDNN sums in another order, one row in forty shows it.
+    Compare the bits of the first ``compared`` rows of one projection per shape, of experts and of the LM head with
+    those of each row alone: where oneDNN sums in another order, one row in forty shows it.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
     processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))
     products: Any = {("LM head", hidden): partial(processor._compute_lm_head, lm_head=model.lm_head)}
     for module in getattr(model, "model", model).modules():  # without a vision tower
-        # A convolution's weight, of three dimensions, is in such a layer too.
+        # it may also hold a convolution's three-dimensional weight
         if isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod) and module.weight.dim() == 2:
             products[tuple(module.weight.shape)] = partial(module.quant_method.apply, module, bias=module.bias)
         elif hasattr(module, "experts"):
@@ -84,7 +80,7 @@ def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int =
     found, counts = [], sorted({bs * width for bs in range(1, most + 1) for width in (1, *widths)})
     for shape, product in products.items():
         rows = torch.arange(counts[-1] * shape[1], device=target.device).sin().to(target.dtype).view(-1, shape[1])
-        # Some experts write to their input.
+        # some experts write to their input
         alone = torch.cat([product(row) for row in rows[:compared].clone().split(1)])
         if not all(torch.equal(product(rows[:count].clone())[:compared], alone[:count]) for count in counts):
             found.append(shape)

@@ -1,4 +1,4 @@
-"""Steps in flight: what the worker keeps of a launched step until its counts and its time are known."""
+"""Steps in flight: what the worker keeps of a launched step."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ class StepRecord:
 
     Attributes:
         width: positions of the block, anchor included.
-        requests: until the step is counted.
-        buckets: per request, the bucket of its match at the launch; empty without copied blocks.
-        found: with copied blocks, int64 [R, 2] of ``ops.reference.step.match_copies``, as of :func:`on_host`.
-        rows: of the requests in ``found``.
-        not_finite: of a few steps, the drafter's count of positions that were not finite, int64 [], likewise.
-        caught_up: the step also injected the tokens of plain steps, so its time is an upper bound.
+        buckets: per request, the bucket of its match at the launch.
+        found: int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`; ``rows``: the requests' in it.
+        not_finite: in some steps, the drafter's count of non-finite positions, int64 [], from :func:`on_host`.
+        caught_up: whether the step also injected tokens of plain steps, so that its time is an upper bound.
         accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
-        match_lens: lengths of the matches that were copied.
-        copied_tokens: accepted tokens at positions where the drafts were replaced by copies.
-        milliseconds: to the next step's start; None until then, and after another forward.
+        match_lens, copied_tokens: lengths of the copied matches; accepted tokens at copied positions.
+        milliseconds: until the next step's start; None until then, and after another forward.
     """
 
     width: int
@@ -50,10 +47,7 @@ class StepRecord:
 
 
 class StepTimer:
-    """Times one decode step of ``every``, without waiting: by events on an accelerator's stream, or the host's clock.
-
-    A step's time ends at the start of the next decode step, so it includes the scheduler's work between the two.
-    """
+    """Times one of ``every`` decode steps without blocking."""
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
         device = torch.device(device)
@@ -63,7 +57,6 @@ class StepTimer:
         self._last: tuple[StepRecord, Any] | None = None
 
     def started(self, record: StepRecord) -> None:
-        """Note the start of a step, on its stream, before its launch."""
         timed = self._launched % self._every == 0
         self._launched += 1
         now = self._now() if timed or self._last is not None else None
@@ -72,11 +65,10 @@ class StepTimer:
         self._last = (record, now) if timed else None
 
     def interrupted(self) -> None:
-        """Note that another forward is about to be launched."""
+        """Call before another forward is launched."""
         self._last = None
 
     def finished(self) -> list[StepRecord]:
-        """Return the steps whose time has become available."""
         done = []
         while self._untimed and (self._events is None or self._untimed[0][2].query()):
             record, start, end = self._untimed.popleft()
@@ -93,5 +85,5 @@ class StepTimer:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that is on the host once the counts of the step that is being launched are."""
+    """Return a copy that is on the host no later than the counts of the step being launched."""
     return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

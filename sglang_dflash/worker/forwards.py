@@ -17,14 +17,14 @@ from sglang_dflash.worker.window import DraftRings
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
 
-CHUNK = 2048  # tokens injected at once: the workspace is not budgeted, and this many already saturate a GPU
-MAX_PENDING = 16  # most plain decoding steps whose tokens are injected together
+CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
+MAX_PENDING = 16  # plain decoding steps whose tokens are injected together
 
 
 class Draft:
-    """Drafts the block with the drafter, whose own block has ``drafted`` positions, anchor included.
+    """Drafts the block; ``drafted`` are the positions of the drafter's own block, anchor included.
 
-    ``broken``, int64 [], counts the drafted positions so far whose hidden state was not finite.
+    ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
@@ -33,7 +33,7 @@ class Draft:
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
     def draft(self, step: Step) -> None:
-        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; a block of width 1 needs ``draft_kv`` only."""
+        """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; width 1 needs ``draft_kv`` only."""
         translator = self._drafter.kv_index_translator
         if self._rings is not None:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
@@ -43,15 +43,13 @@ class Draft:
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):
             output = self._drafter.forward(forward_batch).logits_output
-        # A graph pads the batch and overwrites its outputs at the next replay: slice and copy.
+        # a graph pads the batch and overwrites its outputs
         bs = len(step.tokens)
         margins = None if output.margins is None else output.margins[:bs]
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
 
 class NoDrafter:
-    """Draft and inject without a drafter: every position is left to the copies."""
-
     staged = None
 
     def __init__(self, device: torch.device | str) -> None:
@@ -75,26 +73,21 @@ class NoDrafter:
 
 
 class Verify:
-    """Runs the target over the block.
-
-    Recurrent layers read the committed state and record what each position writes; *commit* keeps the accepted part. A
-    block of the anchor alone runs as plain decoding, which advances the states in place.
-    """
+    """Runs the target over the block; width 1 is plain decoding, which advances recurrent states in place."""
 
     def __init__(self, target_worker: TpModelWorker) -> None:
         self._target = target_worker
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def verify(self, step: Step) -> None:
-        """Fill ``step.verified``."""
-        # Stores this step's snapshot slots on the batch, where SGLang's commit reads them, and clears a prefill's mask.
+        # stores snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
         if step.interval or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
         forward_batch = self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 
     def idle(self, batch: ScheduleBatch, width: int) -> None:
-        """Run the forward of no request while other ranks verify blocks of ``width`` (DP attention)."""
+        """Run the forward without requests while other ranks verify blocks of ``width`` (DP attention)."""
         forward_batch = self._batches.idle(batch, width)
         self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 
@@ -102,18 +95,18 @@ class Verify:
 class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
-    Without a draft window both pools use the same slot numbers, so requests that share a prefix in the radix cache
-    share the drafter's K/V too. ``defers`` lets tokens wait for :meth:`catch_up`; not on a decoding server, where the
-    transfer of the next request may write freed slots first, nor where SGLang backs up the K/V of ended requests.
+    Without a draft window both pools use the same slot numbers, so requests share the drafter's K/V of cached prefixes.
+    ``defers``: inject plainly decoded tokens later, in :meth:`catch_up`. Must be False on a decoding server (a transfer
+    may reuse freed slots first) and with hierarchical cache.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
-        # A ring has slots for as many tokens besides a block: those that wait have one each.
+        # a ring has a slot for each pending token
         self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.window.tokens)
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._rows: Tensor | None = None  # of the batch whose tokens wait; SGLang replaces it when its requests change
-        self._staged = 0  # tokens in the memory that the drafter's next forward injects
+        self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
+        self._staged = 0  # tokens that the drafter's next forward injects
 
     @property
     def staged(self) -> StagedContext | None:
@@ -121,7 +114,7 @@ class Inject:
         return staged
 
     def stage(self, width: int) -> None:
-        """Allocate the memory through which the drafter's graphs inject a block; before they are captured."""
+        """Allocate the memory through which the drafter's graphs inject; before they are captured."""
         model, pool = self._drafter.model, self._drafter.token_to_kv_pool
         tokens = min(STAGED, self._drafter.max_running_requests * width)
         if self._defers:
@@ -130,11 +123,7 @@ class Inject:
             model.staged = StagedContext(hidden, positions, slots, pool)
 
     def inject(self, step: Step) -> None:
-        """Inject the verified block, or let it wait for the drafter's next forward.
-
-        Rejected positions may be injected too: the next block overwrites them before they are read. A plainly decoded
-        token may wait for many steps: injecting many costs hardly more than one.
-        """
+        """Inject the verified block, or queue it. The next block overwrites rejected positions before they are read."""
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         staged, tokens = self.staged, len(positions)
@@ -146,14 +135,13 @@ class Inject:
         else:
             if rows is not self._rows or len(self._pending) == self._most_pending:
                 self.catch_up()
-            # A graph overwrites its outputs at the next replay.
             self._pending.append((hidden.clone(), positions, slots))
             self._rows = rows
 
     def before_draft(self, step: Step, drafted: int) -> bool:
         """Inject what the drafter's forward of ``drafted`` positions does not inject itself; see :meth:`catch_up`.
 
-        Every forward takes staged tokens if it has as many rows, whichever requests they are of.
+        A draft forward injects any request's staged tokens if it has as many rows.
         """
         staged, bs = self.staged, len(step.tokens)
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
@@ -166,9 +154,9 @@ class Inject:
         return False
 
     def catch_up(self) -> bool:
-        """Inject waiting tokens, before the drafter reads them or their slots change owner.
+        """Inject queued tokens, before the drafter reads them or their slots change owner.
 
-        Returns whether plainly decoded tokens were among them, which takes longer.
+        Returns whether plainly decoded tokens were among them.
         """
         plain = bool(self._pending)
         if self._staged:
@@ -187,7 +175,7 @@ class Inject:
         return self._staged + sum(len(positions) for _, positions, _ in self._pending)
 
     def _stage_pending(self) -> None:
-        # After a block of the same requests, of which only accepted tokens have a slot: none is written twice.
+        # its rejected positions use slot 0, so no slot is written twice
         if self._pending and self.staged is not None:
             waiting = self._waiting()
             for parts, memory in zip(zip(*self._pending, strict=True), self.staged.tensors, strict=True):
@@ -204,7 +192,6 @@ class Inject:
         lens = async_h2d([batch.prefix_lens, batch.extend_lens], dtype=torch.int64, device=hidden.device)
         prefix, extend = lens
         total = sum(batch.extend_lens)
-        # Per request: position of its first token minus that token's index in the batch.
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self.write(hidden, None, positions, self._slots(kv_loc_plan))

@@ -1,8 +1,6 @@
-"""Hidden states that clients request: the target's last layer, as plain decoding returns it, or the drafter's input.
+"""Hidden states that clients request: the target's last layer, or the drafter's input.
 
-``return_hidden_states`` needs ``--return-hidden-states-mode``, as without speculation. The target then keeps its last
-layer's states next to those of ``target_layer_ids``, which the drafter reads. The sampling parameter ``"custom_params":
-{"hidden_states": "target_layers"}`` requests these in its place. Batches without such requests copy nothing.
+``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids``.
 """
 
 from __future__ import annotations
@@ -26,25 +24,25 @@ def wants_target_layers(req: Any) -> bool:
 
 
 def keep_last_layer(target: Any) -> None:
-    """Let the target return its last layer too, if clients may request it; before its graphs are captured."""
+    """Make the target also return its last layer; before its graphs are captured."""
     for module in target.model.modules():
         if isinstance(module, LogitsProcessor) and get_exec().features.return_hidden_states_mode:
             module.keep_last_hidden_states = True
 
 
 def for_clients(batch: Any, output: Any) -> Tensor | None:
-    """Return the states that the scheduler copies to the host, in memory that no graph overwrites; None if none is.
+    """Return the states that the scheduler copies to the host, or None.
 
     Args:
         output: the target's, with ``hidden_states`` [T, K * H] and ``last_hidden_states`` [T, H].
 
     Returns:
-        [T, H]; [T, H + K * H] if a request wants the target layers, divided by :func:`own_columns`. T is 1 per request
-        of a prefill on a server whose mode is ``last``.
+        [T, H]; [T, H + K * H] if a request wants the target layers. In a prefill T is 1 per request if the server's
+            mode is ``last``.
     """
     if not batch.return_hidden_states or output.hidden_states is None:
         return None
-    # Without a drafter, no other layer is captured.
+    # without a drafter, no other layer is captured
     states = output.hidden_states if output.last_hidden_states is None else output.last_hidden_states
     if any(map(wants_target_layers, batch.reqs)):
         states = torch.cat((states, output.hidden_states), dim=-1)
@@ -56,7 +54,7 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
 def own_columns(original: Callable[..., Any], *args: Any, req: Any, **options: Any) -> Any:
     """Hook around the functions of ``SchedulerBatchResultProcessor`` that append rows to ``req.hidden_states``."""
     if serving.plan is not None and req.return_hidden_states:
-        size = serving.plan.drafter.hidden_size or None  # without a drafter all columns are the last layer's
+        size = serving.plan.drafter.hidden_size or None
         columns = slice(size, None) if wants_target_layers(req) else slice(size)
         if output := options.get("logits_output"):
             options["logits_output"] = replace(output, hidden_states=output.hidden_states[:, columns])

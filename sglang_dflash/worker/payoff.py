@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECENT = 1024  # verified blocks after which all counts are halved, so that old traffic fades
-# Least time between two warnings of one cause, and between two searches for causes while drafting does not pay
+RECENT = 1024  # blocks after which all counts are halved
+# between two warnings of one cause, and between two searches
 QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
 
 
 class RecentBlocks:
-    """Counts of recent verified blocks and of their tokens."""
-
     def __init__(self) -> None:
         self.number = self.tokens = 0.0
 
@@ -38,12 +36,11 @@ class RecentBlocks:
         return self.tokens / self.number if self.number else None
 
     def count(self, record: StepRecord) -> None:
-        """Count a finished step that has its requests; plain steps and blocks with a match are left out."""
         if record.width == 1:
             return
         buckets = record.buckets or [0] * len(record.requests)
         for req, length, bucket in zip(record.requests, record.accept_lens, buckets, strict=True):
-            # With overlap, a finished request is launched once more.
+            # with overlap, a finished request is launched once more
             if req.finished_reason is None and not bucket:
                 self.number += 1
                 self.tokens += length
@@ -54,12 +51,7 @@ class RecentBlocks:
 class Payoff:
     """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
 
-    Args:
-        known: causes that hold for the whole server, with their evidence.
-        clock: returns seconds.
-
-    Attributes:
-        pays: None until enough blocks were verified.
+    ``known`` causes hold for the whole server. ``pays`` is None before a judgement.
     """
 
     def __init__(self, known: Mapping[str, str | None], clock: Callable[[], float] = monotonic) -> None:
@@ -69,7 +61,6 @@ class Payoff:
         self._has_warned, self._next_check = False, 0.0
 
     def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
-        """Count a finished step; ``not_finite`` is the number of such drafts since the start."""
         self._recent.count(record)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
@@ -81,7 +72,7 @@ class Payoff:
             logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
 
     def forget(self, stale: str | None) -> None:
-        """Forget recent steps after an update of weights; with the evidence for a drafter older than its target."""
+        """Forget recent steps; ``stale`` is the evidence for a drafter older than its target."""
         self._recent, self.pays, known = RecentBlocks(), None, self._known.pop(causes.STALE_DRAFTER, None)
         if stale is not None:
             self._known[causes.STALE_DRAFTER] = stale
@@ -89,7 +80,7 @@ class Payoff:
                 logger.warning("DFLASH: %s", Cause(causes.STALE_DRAFTER, stale))
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
-        """Return the part ``drafting`` of ``/server_info``, ready for JSON."""
+        """Return ``drafting`` of ``/server_info``."""
         recent, prospect = self._recent, policy.prospect()
         return {
             "pays": self.pays,
@@ -135,7 +126,6 @@ class Payoff:
 
 
 def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
-    """Return the causes that the two models' configurations show at the start, with their evidence."""
     served, drafts = target.model_config, drafter.model_config
     found: dict[str, str | None] = {
         causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,

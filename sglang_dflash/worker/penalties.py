@@ -1,8 +1,4 @@
-"""Penalties that count every generated token, including those of the running step.
-
-SGLang's penalizers count tokens on the host, under overlap a whole block late. Here the counts are on the device, one
-row per request slot, and each step adds its accepted tokens.
-"""
+"""Penalties that count every generated token: SGLang's are a whole block late under overlap."""
 
 from __future__ import annotations
 
@@ -24,11 +20,11 @@ _NEUTRAL = (0.0, 0.0, 1.0)
 
 class _Slots(NamedTuple):
     counts: Tensor  # int32 [slots, V], generated tokens
-    coefficients: Tensor  # float32 [slots, 3], in the order of ``_coefficients``
+    coefficients: Tensor  # float32 [slots, 3]
 
 
 class Penalties:
-    """Frequency, presence and repetition penalties and ``min_new_tokens`` of the running requests.
+    """Penalties and ``min_new_tokens`` of the running requests.
 
     Memory: 4 bytes x request slots x vocabulary, allocated when the first request with a penalty arrives.
     """
@@ -37,10 +33,8 @@ class Penalties:
         self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill, and replace the penalties that SGLang applies to their next token.
-
-        A retracted request returns with generated tokens, which SGLang's penalizers no longer count.
-        """
+        """Start a prefill's requests, and replace SGLang's penalties, which no longer count a retracted request's
+        tokens."""
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
@@ -67,7 +61,6 @@ class Penalties:
         counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
 
     def _replace_prefill_penalties(self, batch: ScheduleBatch) -> None:
-        # SGLang adds one matrix to the logits of a prefill and scales them by another: fill both from these counts.
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._slots is not None:
@@ -82,7 +75,7 @@ class Penalties:
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    # Also write the rows of requests without a penalty: a slot may have held another request.
+    # a slot may have held another request
     fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -97,13 +90,12 @@ def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> N
 def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
     """Ban the tokens that end a request until it has ``min_new_tokens``, in place.
 
-    Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``; a request's n-th new
-    token, from 0, has position ``prompt length + n``.
+    Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``.
     """
-    table = []  # per request: the first position whose token may end it, and the tokens that end it
+    table = []  # per request: the first position whose token may end it, and such tokens
     for req in reqs:
         params, stops, free_from = req.sampling_params, [0], 0
-        # The host's count may lag, so a request may wait here a step too long; positions decide below.
+        # the host count may be one step old; positions decide exactly
         if len(req.output_ids) < params.min_new_tokens and (found := _stop_tokens(req)):
             stops, free_from = sorted(found), len(req.origin_input_ids) + params.min_new_tokens
         table.append([free_from, *stops])
@@ -123,7 +115,6 @@ def _coefficients(req: Req) -> tuple[float, float, float]:
 
 
 def _stop_tokens(req: Req) -> set[int]:
-    # Of the request, the model and the tokenizer.
     ids = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     ids |= set(req.tokenizer.additional_stop_token_ids or ()) | {req.tokenizer.eos_token_id}
     return {token for token in ids if token is not None}

@@ -1,4 +1,4 @@
-"""The division of device memory between recurrent states and K/V, with both models loaded; and what was allocated."""
+"""The division of device memory between recurrent states and K/V, with both models loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _KEPT = f"{REPLAY_SWITCH}=1, a narrower block (--speculative-num-draft-tokens), "
-_RAISED_BY = {  # by the limit of the requests that run at once
+_RAISED_BY = {  # by the limit of concurrent requests
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
 }
@@ -37,9 +37,8 @@ _RAISED_BY = {  # by the limit of the requests that run at once
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
-    SGLang's bytes are the least of all ranks, so that every rank divides alike. It omits a replay's convolution
-    windows, which are subtracted here. Then the number of states is set as SGLang sets its own, unless the user set it
-    or SGLang gives each request one state, as without a prefix cache and on a decoding server.
+    Subtract a replay's convolution windows, which SGLang omits, and set the number of states, unless the user set it or
+    SGLang gives each request one, as without a prefix cache and on a decoding server.
 
     Raises:
         DFlashError: the weights leave too little for one request.
@@ -80,15 +79,15 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
                 remedy="raise --mem-fraction-static or --tp-size, lower --max-running-requests, or serve a quantised "
                 "target (FP8)",
             )
-        get_context().override("sglang_dflash", max_mamba_cache_size=slots * groups)  # which SGLang divides
+        get_context().override("sglang_dflash", max_mamba_cache_size=slots * groups)  # SGLang divides it by the groups
     return original(configurator, total_rest_memory)
 
 
 def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) -> dict[str, int | str]:
-    """Log what this rank allocated, and warn if ``--max-running-requests`` do not fit at once; return both counts.
+    """Log what this rank allocated, and warn if ``--max-running-requests`` do not fit at once.
 
     Returns:
-        For ``/server_info``: requests that were asked for and that run at once, what limits them, and what raises it.
+        For ``/server_info``: requested and concurrent requests, what limits them, and what raises the limit.
     """
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     slots, tokens = 0 if states is None else states.size, target.max_total_num_tokens

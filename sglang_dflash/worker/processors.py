@@ -1,9 +1,7 @@
-"""Custom logit processors, called as plain decoding calls them: once per token of their request, in order.
+"""Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
-A processor may keep state, in its parameters or on the request that SGLang passes to it (``custom_params["__req__"]``),
-so it must not see a rejected draft. Its request's ``output_ids`` lack the drafts before a position, and with overlap
-they lag a whole step. Processors run on the host, so a batch with one waits for the copy of the drafts, like a batch
-with a grammar, and for each position's token.
+A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
+rejected draft.
 """
 
 from __future__ import annotations
@@ -31,14 +29,11 @@ class HostCopy:
         self._done.record()
 
     def wait(self) -> list[Any]:
-        """Block until the copy is complete; return the tensors as nested lists."""
         self._done.synchronize()
         return [tensor.tolist() for tensor in self._host]
 
 
 class Processors:
-    """Applies the processors of a block, and keeps the generated tokens of their requests on the host."""
-
     def __init__(self) -> None:
         self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
         self._arriving: list[tuple[list[tuple[int, ref[Req]]], HostCopy]] = []
@@ -46,11 +41,10 @@ class Processors:
         self._shown: list[tuple[Req, Any]] = []
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; show decoding requests of a mixed batch as of their last token."""
+        """Start a prefill's requests; complete the ``output_ids`` of the others in a mixed batch."""
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
-        # Drop pending copies of requests that were retracted or have ended.
         settled = {id(None), *map(id, fresh)}
         waiting = [([(i, req) for i, req in rows if id(req()) not in settled], copy) for rows, copy in self._arriving]
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
@@ -67,7 +61,6 @@ class Processors:
             self._arriving.append((rows, HostCopy(tokens, lens)))
 
     def copy_block(self, draft_tokens: Tensor) -> None:
-        """Start the copy of the block, int64 [bs, w], before the target's forward."""
         self._block = HostCopy(draft_tokens)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
@@ -75,10 +68,10 @@ class Processors:
 
         Args:
             logits: [bs, w, V], adjusted in all other ways.
-            choose: returns the target's tokens at a position, int64 [bs]; drafts that equal them are accepted.
+            choose: returns the target's tokens at a position, int64 [bs].
 
         Returns:
-            What ``choose`` returned, position by position, until every request with a processor has rejected a draft.
+            The results of ``choose``, until every request with a processor has rejected a draft.
         """
         assert self._block is not None, "copy_block() has not run"
         reached = dict(_processed(batch))
@@ -105,11 +98,11 @@ class Processors:
         return chosen
 
     def _show(self, reqs: Iterable[Req]) -> None:
-        # Until after_prefill(), ``output_ids`` are the tokens that the device has generated.
+        # until after_prefill(), ``output_ids`` are the tokens that the device has generated
         self._receive()
         for req in reqs:
             self._shown.append((req, req.output_ids))
-            req.output_ids = req.output_ids[:0]  # an array or a list, whichever SGLang uses
+            req.output_ids = req.output_ids[:0]  # an array or a list
             req.output_ids.extend(self._generated[req])
 
     def _receive(self) -> None:
@@ -122,7 +115,6 @@ class Processors:
 
 
 def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
-    # Index and request of every request with a processor.
     if batch.sampling_info.has_custom_logit_processor:
         for entry in batch.sampling_info.custom_logit_processor.values():
             yield from ((row, batch.reqs[row]) for row in entry.rows)

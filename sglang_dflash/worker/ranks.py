@@ -1,9 +1,7 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
-Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``), so that all agree on padding and
-graphs. Our columns are appended to that row: the rank's load, what its finished steps showed, and the state of its
-width policy. Every rank's policy then receives the same calls in the same order (:class:`WidthPolicy`), so all choose
-the same width. This adds no message and no wait.
+Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row, so
+all policies receive the same calls.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from sglang_dflash.worker.flight import StepRecord
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch
 
-# Columns: the policy's state; the load; the width of a finished step; a timed step (requests, width, nanoseconds,
-# whether they are an upper bound); the finished step's requests by bucket and accept length.
+# Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper
+# bound or not); the finished step's requests by bucket and accept length.
 FINGERPRINT, REQUESTS, CONTEXT, MATCHES, WIDTH, TIMED = 0, 1, 2, slice(3, 3 + BUCKETS), 3 + BUCKETS, 4 + BUCKETS
 COUNTS = TIMED + 4
 
 
 class Load(NamedTuple):
-    """What a width is chosen for; the arguments of :meth:`WidthPolicy.width`."""
+    """The arguments of :meth:`WidthPolicy.width`."""
 
     batch_size: int
     context: int
@@ -38,7 +36,6 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
-        """Return the load of one rank; ``buckets`` are those of the batch's requests. None for no decode batch."""
         requests = 0 if batch is None else batch.batch_size()
         context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
         return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
@@ -47,33 +44,29 @@ class Load(NamedTuple):
 class Rounds:
     """This rank's part in the steps that all ranks run together.
 
-    A width is chosen for the largest batch and context, since other ranks are padded to them or wait for them, and for
-    the matches of all requests.
+    A width is chosen for the largest batch and context, to which other ranks are padded, and for the matches of all
+    requests.
 
     Args:
-        policy: this rank's, equal to that of every other rank.
-        widest: positions of the widest block.
-        buckets: returns each request's bucket of match length, empty without copies.
-
-    Attributes:
-        load: of the step that is launched next, over all ranks.
+        policy: equal on all ranks.
+        buckets: returns each request's bucket of match length.
     """
 
     def __init__(self, policy: WidthPolicy, widest: int, buckets: Callable[[Sequence[Req]], Sequence[int]]) -> None:
         self._policy, self._widest, self._buckets = policy, widest, buckets
         self._finished: deque[StepRecord] = deque()
         self._timed: deque[StepRecord] = deque()
-        self._news: Tensor | None = None  # gathered columns that the policy has not received yet
+        self._news: Tensor | None = None  # not yet received by the policy
         self.load = Load.of(None, ())
 
     def finished(self, record: StepRecord, timed: Sequence[StepRecord]) -> None:
-        """Note a finished step and newly timed ones; the policies of all ranks learn of them at the next gather."""
+        """The policies of all ranks receive the steps at the next gather."""
         self._finished.append(record)
         self._timed.extend(timed)
 
     def row(self, batch: ScheduleBatch | None) -> Tensor:
         """Return this rank's columns, int64 [columns] on the host, before it runs ``batch``."""
-        self._learn()  # before the comparison of fingerprints, which thus precedes every choice of a width
+        self._learn()  # before every choice of a width
         row = [0] * (COUNTS + BUCKETS * self._widest)
         row[FINGERPRINT] = self._policy.fingerprint()
         if batch is not None and batch.forward_mode.is_decode():
@@ -114,7 +107,7 @@ class Rounds:
             counts = rows[rows[:, WIDTH] == width, COUNTS:].sum(0).tolist()
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
             self._policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
-        # The ranks wait for each other, so their times of a step are one measurement.
+        # the ranks wait for each other, so their times are one measurement
         for requests, width, time, bound in rows[rows[:, TIMED] > 0, TIMED:COUNTS].tolist()[:1]:
             self._policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
         self._news = None
@@ -125,19 +118,19 @@ _batch: Any = None
 
 
 def join(rounds: Rounds | None) -> None:
-    """Set the rounds of this process; None if all steps have one width or one rank."""
+    """Set the rounds of this process, or None."""
     global _rounds
     _rounds = rounds
 
 
 def note_batch(local_batch: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``prepare_mlp_sync_batch_raw``: the batch that this rank is about to run."""
+    """Hook before ``prepare_mlp_sync_batch_raw``: note the batch that this rank is about to run."""
     global _batch
     _batch = local_batch
 
 
 def gather(original: Callable[..., None], info: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook around ``MLPSyncBatchInfo.all_gather``: append our columns to this rank's row, and receive all rows."""
+    """Hook around ``MLPSyncBatchInfo.all_gather``: append our columns, and receive all rows."""
     if _rounds is None:
         return original(info, *args, **kwargs)
     columns = _rounds.row(_batch)

@@ -1,7 +1,7 @@
 """SGLang's sampler, with every token drawn by a seed: the request's own, or a random one.
 
-Stock SGLang reads seeds only under ``--enable-deterministic-inference``. There it draws here too, as in plain decoding.
-Otherwise a token's noise is a function of seed, position and token, independent of batch, block width and drafter.
+Its noise is a function of seed, position and token, independent of batch, block width and drafter. Under
+``--enable-deterministic-inference`` SGLang's own seeds apply.
 """
 
 from __future__ import annotations
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """Seeds of the running requests, a row per request slot.
-
-    Ranks that serve the same requests start them in the same order, so they choose the same random seeds, from the
-    server's ``random_seed`` and, under DP attention, their group's number: groups draw different noise.
-    """
+    """Seeds of the running requests; equal on ranks that serve the same requests."""
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
         self._slots = torch.zeros(len(pool.req_to_token), dtype=torch.int64, device=pool.device)
         self._random = random.Random(random_seed)
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill; those of a mixed batch that decode keep their seeds."""
         if _draws(batch.sampling_info):
             fresh = fresh_rows(batch)
             seeds = [self._seed(batch.reqs[i]) for i in fresh]
@@ -40,7 +35,7 @@ class Seeds:
             self._slots[batch.req_pool_indices.long()[indices]] = values
 
     def mark(self, batch: ScheduleBatch) -> None:
-        """Give :class:`SeededSampler` the seeds, int64 [bs], on the only argument that SGLang passes to it."""
+        """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
         info = batch.sampling_info
         info.seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else None
 
@@ -54,9 +49,7 @@ def _draws(info: Any) -> bool:
 
 
 class SeededSampler(Sampler):
-    """SGLang's sampler, whose draws follow the seeds that :class:`Seeds` marks."""
-
-    _positions: Tensor | None = None  # of the rows to draw
+    _positions: Tensor | None = None
     _drawn: Tensor
 
     def forward(
@@ -80,7 +73,7 @@ class SeededSampler(Sampler):
         return self._drawn
 
     def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
-        """Draw as soon as the logits are adjusted: SGLang then overwrites them with probabilities."""
+        """SGLang overwrites the logits with probabilities after this."""
         logits = super()._preprocess_logits(logits, sampling_info)
         if self._positions is not None:
             positions, self._positions, info = self._positions, None, sampling_info

@@ -26,29 +26,24 @@ if TYPE_CHECKING:
 
 
 class RequestRows:
-    """What the worker keeps per request, a row of the target's request pool each.
-
-    The worker calls each method for every implementation, in the order given to it.
-    """
-
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill, before the target's forward.
 
-        A row may have held another request. Decoding requests of a mixed batch and later chunks of a prompt go on.
+        A row may have held another request. Decoding requests of a mixed batch and later chunks continue.
         """
 
     def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
         """Add the tokens that a prefill sampled, int64 [bs]; a later chunk replaces that of an unfinished prompt."""
 
     def commit(self, step: Step) -> None:
-        """Add the tokens that a step accepted, ``step.accepted``."""
+        """Add the tokens of ``step.accepted``."""
 
     def transferred(self, batch: ScheduleBatch) -> None:
         """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:
-    """Return the indices of the requests that a prefill starts; those of a mixed batch that decode were started."""
+    """Return the indices of the requests that a prefill starts."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}
     return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
 
@@ -56,22 +51,20 @@ def fresh_rows(batch: ScheduleBatch) -> list[int]:
 class DraftState(SpecInput):
     """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch through
-    filter and merge. The scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and
-    ``batch.seq_lens`` before each step.
+    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch. The
+    scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
 
     Args:
         in_flight: width of the step that returned this state; with overlap, ``committed_cpu`` lacks its tokens.
 
     Attributes:
         committed_cpu: committed lengths on the host, one step late with overlap.
-        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots.
-        reserved_tokens: sum of ``reserved_lens_cpu``.
-        limits: int64 [bs], lengths with KV slots, if the pool is short; later positions use the padding slot. Or None.
-        room: positions of the next block that have slots in every request that may need them. None: all.
+        reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots; ``reserved_tokens`` is their sum.
+        limits: int64 [bs], lengths with KV slots, if the pool is short (later positions use the padding slot), or None.
+        room: positions of the next block that have slots in every request that may need them; None means all.
     """
 
-    # Relayed for other algorithms; unused by DFLASH.
+    # unused by DFLASH
     topk_p = topk_index = hidden_states = None
     num_tokens_per_req = num_tokens_for_logprob_per_req = 1
 
@@ -89,9 +82,8 @@ class DraftState(SpecInput):
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream.
 
-        A step needs a full block beyond the committed lengths, which may exceed the host's by the step in flight. If
-        slots are missing, reserve two full blocks, so that plain steps allocate rarely. Slots past the accepted tokens
-        are not freed: the next block is written there.
+        Reserve a full block after the committed length, which may be one step old; if slots are missing, two, so that
+        plain steps allocate rarely.
         """
         if batch.batch_size() == 0:
             return
@@ -105,8 +97,8 @@ class DraftState(SpecInput):
             )
             if not missing or reserve == blocks:
                 break
-        # Near the context limit the two reserved blocks can exceed the slot table: clamp. Every token that can still be
-        # committed fits, and positions past the table get the padding slot.
+        # Near the context limit two blocks can exceed the slot table: clamp. Every token that can still be committed
+        # fits.
         columns = batch.req_to_token_pool.req_to_token.shape[1]
         if missing:
             reserved = [min(length, columns) for length in reserved]
@@ -139,7 +131,6 @@ class DraftState(SpecInput):
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def _reserve_less(self, batch: ScheduleBatch, blocks: int, page_size: int) -> tuple[list[int], list[int]]:
-        """Reserve what a short pool can give: nothing past the requests' ends, then fewer positions of the block."""
         late = self.late(batch)
         for ahead in (blocks, *range(blocks // 2 + late, late, -1)):
             current, reserved = lens_to_the_end(batch.reqs, ahead, page_size)
@@ -169,9 +160,9 @@ class DraftState(SpecInput):
 
 
 def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
-    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: slots that requests must have to run on.
+    """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
-    Without them one is retracted, and the last one aborted: it must have one position, as in plain decoding.
+    The last request must have one position, as in plain decoding.
     """
     if serving.plan is None:
         return original(batch, requests, page_size)
@@ -180,7 +171,7 @@ def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests
 
 
 def lens_to_the_end(reqs: Sequence[Req], ahead: int, page_size: int) -> tuple[list[int], list[int]]:
-    """Return the requests' lengths with KV slots, now and with ``ahead`` more positions, but none past their ends."""
+    """Return the lengths with KV slots, now and with ``ahead`` more positions, but none past the ends."""
     current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=ahead, page_size=page_size)
     ends = [ceil_align(_end(req), page_size) for req in reqs]
     lens = zip(current, reserved, ends, strict=True)
@@ -193,7 +184,7 @@ def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int
 
 
 def _end(req: Req) -> int:
-    # Requests of no token decode too, if a step was launched before their prefill was processed.
+    # a step may have been launched before a prefill of no token was processed
     return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
 
 

@@ -39,10 +39,10 @@ class BlockKV:
 
     Attributes:
         seq_lens: int64 [bs], context tokens before the block.
-        slots: int64 [bs * w], KV slots of the block's positions.
-        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``.
-        host_tokens: their sum.
-        plan: SGLang's plan of these slots, shared by every forward and write of the step.
+        slots: int64 [bs * w].
+        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``. ``host_tokens``: their
+            sum.
+        plan: SGLang's plan of these slots.
     """
 
     width: int
@@ -54,7 +54,6 @@ class BlockKV:
     plan: Any = None
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
-        """Add the plan of the model's ``kv_index_translator``, for requests in the pool's ``rows`` (int64 [bs])."""
         plan = translator.plan(
             req_pool_indices=rows,
             seq_lens=self.seq_lens,
@@ -78,18 +77,16 @@ class Step:
 
     Attributes:
         batch: the scheduler's; ``seq_lens`` holds the committed lengths before the step.
-        width: positions ``w`` of the block, anchor included.
         grammar_barrier: commits the previous step's tokens to the grammars; None without overlap.
-        positions: int64 [bs * w], absolute positions of the block.
         tokens: int64 [bs, w], anchor and mask tokens; *draft* replaces the mask tokens.
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
-        margins: from *draft* if blocks are copied: float32 [bs, w - 1], logit margin of each draft.
-        grammar_tree: from *accept*, before verify: the drafts on the host; None without grammars.
-        state_slots: [bs], slots of a hybrid target's recurrent states while the requests still own them: the scheduler
-            may end a request before the commit, and its row may then hold another request's state. None without them.
-        interval: from *commit*, before verify: tokens between track boundaries if a request may cross one, else 0.
-        verified: from *verify*: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
-        accepted: from *accept*: the tokens that the step commits.
+        margins: float32 [bs, w - 1], drafts' logit margins if blocks are copied.
+        grammar_tree: the drafts on the host.
+        state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
+            reuse its row.
+        interval: tokens between track boundaries if a request may cross one, else 0.
+        verified: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
+        accepted: the tokens that the step commits.
     """
 
     batch: ScheduleBatch
@@ -108,7 +105,6 @@ class Step:
     accepted: Accepted = field(init=False)
 
     def first(self, width: int, translator: Any) -> Step:
-        """Return the first ``width`` positions, for a drafter whose block is narrower."""
         return replace(
             self,
             width=width,
@@ -118,7 +114,7 @@ class Step:
         )
 
     def result(self, *, counted: bool) -> GenerationBatchResult:
-        """Return the scheduler's view; with ``counted`` SGLang counts verified positions, because widths differ."""
+        """``counted``: SGLang counts verified positions, because widths differ."""
         accepted, output = self.accepted, self.verified.logits_output
         output.hidden_states = for_clients(self.batch, output)  # the scheduler copies them to the host
         return GenerationBatchResult(
@@ -137,12 +133,11 @@ class Step:
 
 @cache
 def constant(rows: int, value: int, device: torch.device) -> Tensor:
-    """Return int64 [rows] of ``value``, the same tensor each time; not to be written."""
+    """The same int64 [rows] tensor each time; not to be written."""
     return torch.full((rows,), value, device=device)
 
 
 def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
-    """Return the scheduler's view of a step of an empty batch; ``block`` is the server's block size."""
     none = torch.empty(0, dtype=torch.int64, device=batch.seq_lens.device)
     return GenerationBatchResult(
         next_token_ids=none,
@@ -154,14 +149,12 @@ def idle_result(batch: ScheduleBatch, block: int) -> GenerationBatchResult:
 
 
 class Layout:
-    """Lays out the next block of every request after its committed tokens, in the target's KV slots."""
-
     def __init__(self, target: ModelRunner, mask_token_id: int, state_table: Tensor | None) -> None:
         self._target, self._mask_token_id, self._state_table = target, mask_token_id, state_table
 
     def lay_out(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
-        # The scheduler's stream computed the lengths.
+        # the scheduler's stream computed the lengths
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
@@ -176,8 +169,8 @@ class Layout:
         slots = block.slots
         if state.limits is not None:
             slots = torch.where(block.positions < state.limits.repeat_interleave(width), slots, 0)
-        batch.out_cache_loc = slots  # the scheduler passes them to a unified memory pool
-        # SGLang copies the lengths to the host if an attention backend needs them; else the reserved slots bound them.
+        batch.out_cache_loc = slots  # for a unified memory pool
+        # without a host copy of the lengths, the reserved slots bound them
         exact = batch.seq_lens_cpu is not None
         host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
         host_tokens = batch.seq_lens_sum + width * len(rows) if exact else state.reserved_tokens
@@ -197,7 +190,6 @@ class Layout:
         )
 
 
-# Fields that SGLang's batch of a decode step or a verify takes from the scheduler's.
 _SHARED = (
     *("req_pool_indices", "orig_seq_lens", "mamba_track_indices", "sampling_info", "spec_algorithm", "return_logprob"),
     *("top_logprobs_nums", "token_ids_logprobs", "can_run_decode_cuda_graph", "global_forward_mode"),
@@ -207,10 +199,9 @@ _shared = attrgetter(*_SHARED)
 
 
 class ForwardBatches:
-    """Builds SGLang's batches for the forwards of ``runner`` over a block; a block of width 1 is a plain decode.
+    """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` serves every mode and model, and derives each field at every call. A block's batch is a
-    copy of a template per batch size and width, with the fields that change.
+    ``ForwardBatch.init_new`` derives each field at every call; this copies a template.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:
@@ -218,7 +209,6 @@ class ForwardBatches:
         self._templates: dict[tuple[int, int], dict[str, Any]] = {}
 
     def __call__(self, step: Step, kv: BlockKV) -> ForwardBatch:
-        """Return the batch of the block ``step.tokens`` at the slots ``kv``."""
         batch, runner, width = step.batch, self._runner, step.width
         key = len(batch.reqs), width
         template = self._templates.get(key)
@@ -248,7 +238,7 @@ class ForwardBatches:
                 kv_loc_plan=kv.plan,
             )
         if batch.global_num_tokens is not None and not runner.is_draft_worker:
-            # Under DP attention: all ranks' numbers of tokens. The drafter runs on the ranks that share this batch.
+            # all ranks' numbers of tokens; the drafter runs on the ranks that share this batch
             forward_batch.init_mlp_sync_metadata(batch, runner.device)
         if runner.model_config.model_is_mrope:
             fields["mrope_positions"] = rope_positions(step.positions, batch.multimodal_inputs)
@@ -260,10 +250,8 @@ class ForwardBatches:
         return forward_batch
 
     def idle(self, batch: ScheduleBatch, width: int) -> ForwardBatch:
-        """Return the batch of an idle rank in a step of blocks of ``width``; SGLang pads it as other ranks' batches."""
         none = torch.empty(0, dtype=torch.int64, device=self._runner.device)
         batch = copy.copy(batch)
-        # The width scales all ranks' numbers of requests to numbers of tokens; plain decoding has no input.
         batch.spec_info = None
         if width > 1:
             batch.spec_info = DFlashVerifyInput(
@@ -294,9 +282,8 @@ class ForwardBatches:
 def rope_positions(positions: Tensor, inputs: Sequence[Any]) -> Tensor:
     """Return rotary positions of a block (M-RoPE): time, row and column, int64 [3, bs * w]; equal for text.
 
-    An image takes as many positions as its longer side has tokens, so text after it has lower positions (Wang et al.,
-    2024, Qwen2-VL, section 2.1). SGLang stores the distance with the prompt's ``MultimodalInputs`` (None for text); its
-    function for a block copies distances from pageable memory, which blocks the host at every step.
+    An image takes as many positions as its longer side has tokens (Wang et al., 2024, Qwen2-VL, section 2.1). SGLang's
+    own function synchronises.
     """
     if any(inputs):
         none = torch.zeros(1, dtype=torch.int64)

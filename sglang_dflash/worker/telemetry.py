@@ -1,4 +1,4 @@
-"""Telemetry of the worker, which drives nothing: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
+"""Telemetry of the worker: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.copies import LONGEST
+from sglang_dflash.worker.copies import MAX_MATCH
 from sglang_dflash.worker.flight import StepRecord, on_host
 from sglang_dflash.worker.payoff import Payoff
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVERY = 32  # steps between two reads of the count of non-finite drafts, and between two timed steps at a fixed width
+EVERY = 32  # steps between reads of non-finite counts, and between timed steps at a fixed width
 
 
 class StepMetrics:
-    """The series of one scheduler process. SGLang's ``/metrics`` merges all processes."""
+    """The series of one scheduler process."""
 
     def __init__(self, max_width: int) -> None:
-        # Imported late: the client reads the variable that SGLang sets for shared series at its import.
+        # at import the client reads the variable that SGLang sets for shared series
         from prometheus_client import Counter, Gauge, Histogram
 
         labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
@@ -50,19 +50,18 @@ class StepMetrics:
         )
         self._width = histogram("width", "Positions of a step's block; 1 is plain decoding.")
         self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
-        # "measured": the last timed step; "predicted", with an adaptive width: the last launched step
+        # "measured": the last timed step; "predicted": the last launched step
         self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
         self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
         self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
         self._not_finite = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
-        self._match_length = histogram("match_length", "Tokens of a copied block's match.", LONGEST)
+        self._match_length = histogram("match_length", "Tokens of a copied block's match.", MAX_MATCH)
         self._copied = Counter("sglang_dflash:copied_tokens", "Accepted tokens that copies added.", tuple(labels))
         self._labels = labels
 
     def observe(
         self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, not_finite: int, pays: bool | None
     ) -> None:
-        """Count a finished step and newly timed steps; ``pays`` is None before it is judged."""
         self._width.observe(record.width)
         self._steps.labels(**self._labels, width=record.width).inc()
         self._not_finite.labels(**self._labels).set(not_finite)
@@ -88,31 +87,27 @@ class StepMetrics:
 class Observer:
     """Counts finished steps.
 
-    Args:
-        max_width: positions of the widest block.
-        not_finite: int64 [] on the device, the drafter's count of positions that were not finite. The target rejects
-            such drafts, so no other figure shows that the drafter is broken.
-        payoff: judges whether drafting pays; None on a rank that does not log.
+    ``not_finite``, int64 [] on the device, counts the drafter's non-finite positions: no other figure shows a broken
+    drafter. ``payoff`` is None on a rank that does not log.
     """
 
     def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
         self._on_device, self._payoff, self._launched = not_finite, payoff, 0
         self._widths = Counter[int]()  # steps by block width
-        self._accept_lens = Counter[int]()  # verified blocks by accept length
-        self._match_lens = Counter[int]()  # copied blocks by the length of their match
+        self._accept_lens = Counter[int]()  # blocks by accept length
+        self._match_lens = Counter[int]()  # copied blocks by match length
         self._copied_tokens = self._not_finite = 0
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
         exports = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0  # one rank per replica
         self._metrics = StepMetrics(max_width) if exports else None
 
     def started(self, record: StepRecord) -> None:
-        """Call on a decode step's stream before its launch."""
         self._launched += 1
         if self._launched % EVERY == 0:
             record.not_finite = on_host(self._on_device)
 
     def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
-        """Count a finished step, and the steps whose time is new; ``policy`` has not observed this step yet."""
+        """``policy`` has not observed this step yet."""
         self._widths[record.width] += 1
         self._accept_lens.update(record.accept_lens)
         self._match_lens.update(record.match_lens)
@@ -127,10 +122,8 @@ class Observer:
             self._metrics.observe(record, timed, policy, self._not_finite, pays)
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Note an update of ``"target"`` or ``"draft"``, with the ``weight_version`` that the trainer gave it.
-
-        The drafter is stale after an update of the target, unless it had the same version before.
-        """
+        """Note an update of ``"target"`` or ``"draft"``: the drafter is stale after one of the target, unless it
+        already had the same ``weight_version``."""
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
         if self._payoff is not None:
@@ -156,7 +149,7 @@ class Observer:
             "blocks_by_accept_length": _for_json(self._accept_lens),
             "mean_accept_length": tokens / blocks if blocks else None,
             "copied_blocks_by_match_length": _for_json(self._match_lens),
-            "tokens_brought_by_copies": self._copied_tokens,
+            "copied_tokens": self._copied_tokens,
             "broken_drafts": self._not_finite,
             "weight_versions": self._versions,
             "drafting": None if self._payoff is None else self._payoff.section(policy),
@@ -168,7 +161,6 @@ def _for_json(counts: Counter[int]) -> dict[str, int]:
 
 
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None) -> dict[str, object]:
-    """Return the constant part of a worker's ``/server_info``: version, models and plan."""
     return {
         "version": __version__,
         "target": target.model_config.model_path,
@@ -180,7 +172,6 @@ def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None
 
 
 def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[str, int]:
-    """Return the allocated bytes by the names of ``sglang-dflash check``."""
     states, scratch = _recurrent(target.req_to_token_pool)
     return {
         "target_weights": _size(target.model.parameters()),
@@ -193,13 +184,12 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[st
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:
-    # Of all states, and of what steps keep next to them.
     pool = getattr(request_pool, "mamba_pool", None)
     if pool is None:
         return 0, 0
     cache = pool.mamba_cache
     states, whole = _size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
-    # Convolution windows overlap in storage, so their view is larger than the allocation. A prefill server has none.
+    # convolution windows overlap in storage, so their view is larger than the allocation
     windows = getattr(cache, "intermediate_conv_window", [])
     allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
     return states, whole - states - _size(windows) + _size(allocated)

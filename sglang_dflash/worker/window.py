@@ -1,8 +1,7 @@
 """Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
 
-Position ``p`` goes to slot ``p mod size`` of the request's ring and overwrites a token that has left the window. The
-drafter reads the ring through a separate slot table, rewritten each step, whose first column is the oldest visible
-token. Its attention counts lengths and distances from there; RoPE is already applied, at absolute positions.
+Position ``p`` goes to slot ``p mod size`` of the request's ring. A slot table, rewritten each step, begins with the
+oldest visible token. Lengths count from there; RoPE is already applied, at absolute positions.
 """
 
 from __future__ import annotations
@@ -36,28 +35,24 @@ if TYPE_CHECKING:
 
 
 class RowAllocator:
-    """Placeholder for SGLang's slot allocator: a ring is allocated with its request's row."""
-
-    post_capture_active = False  # the rings have a fixed size
+    post_capture_active = False
 
     def get_kvcache(self) -> RowAllocator:
         return self
 
 
 class DraftRings(RequestRows):
-    """Slots and slot table of the drafter's pool under a draft window; the rows of ``request_pool`` are the requests.
+    """Slots and slot table of the drafter's pool; the rows of ``request_pool`` are the requests.
 
-    A ring holds the tokens injected since the request got its row. Each row stores its oldest position; the part of its
-    prefix that another request computed is older and never read, and :func:`cap_prefix` bounds it. With ``by_row``, row
-    ``r``'s ring begins at slot ``r * size``, as SGLang's transfer of request rows expects, at the cost of nearly one
-    ring.
+    A ring holds the tokens injected since the request got its row. With ``by_row``, row ``r``'s ring begins at slot ``r
+    * size``, as SGLang's transfer expects.
     """
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
         self.window = window
         self.size = window.ring_slots(context)
-        # Row 0 is SGLang's padding row. It has no ring; its table points to the padding slot in the pool's first page.
+        # SGLang's padding row 0 has no ring; its table points to the padding slot
         self._first = self.size if by_row else window.page
         self.slots = self._first - window.page + (rows - 1) * self.size
         self.request_pool = ReqToTokenPool(
@@ -69,13 +64,12 @@ class DraftRings(RequestRows):
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._owners: list[tuple[int, str] | None] = [None] * rows
-        self.restored: set[int] = set()  # rows whose ring was restored from the host for a retracted request
+        self.restored: set[int] = set()  # restored from the host for a retracted request
 
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the tokens of a target extend that the block after each request can still see.
+        """Select the tokens of a target extend that the next block can still see.
 
-        A request that is new in its row starts an empty ring; a later chunk, or a decoding request of a mixed batch,
-        continues its ring. Returns int64 [T]: indices into the batch's tokens, absolute positions, slots.
+        Returns int64 [T]: indices into the batch's tokens, absolute positions, slots.
         """
         rows = batch.req_pool_indices_cpu.tolist()
         counts, ends, end_of_last = [], [], 0
@@ -94,13 +88,12 @@ class DraftRings(RequestRows):
         def per_token(per_request: Tensor) -> Tensor:
             return per_request.repeat_interleave(count, output_size=total)
 
-        # Index in the batch and position of the last ``count`` tokens of each request.
         tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
         positions = tokens + per_token(batch.seq_lens - end)
         return tokens, positions, self._slots(per_token(row_ids), positions)
 
     def transferred(self, batch: ScheduleBatch) -> None:
-        """Claim rings that another server filled or that were restored: they hold a window. Others start empty."""
+        """Claim transferred or restored rings: they hold a window. Others start empty."""
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             self._claim(row, req.rid)
@@ -114,7 +107,7 @@ class DraftRings(RequestRows):
         return self._first + (row - 1) * self.size + self._columns
 
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
-        """Return the target's block in the drafter's pool, with lengths that count from its oldest visible token."""
+        """Return the target's block in the drafter's pool; lengths count from its oldest visible token."""
         rows, width = batch.req_pool_indices, kv.width
         sizes = {"first": self._first, "size": self.size, "window": self.window.tokens, "page": self.window.page}
         lengths, slots = view_rings(self._table, self._oldest, rows, kv.seq_lens, positions, **sizes)
@@ -131,8 +124,7 @@ class DraftRings(RequestRows):
     def _claim(self, row: int, rid: str) -> bool:
         """Claim the ring for a request; return whether it already owned it.
 
-        A row's generation counts its allocations, so a retracted request that gets its row back is a new owner. The
-        next turn of a streaming session keeps row and generation but may begin before the ring's end: another ``rid``.
+        A resumed request has a new generation; the next turn of a streaming session a new ``rid``.
         """
         owner = int(self._generation[row]), rid
         owned = self._owners[row] == owner
@@ -149,7 +141,6 @@ class DraftRings(RequestRows):
 def allocate_rings(
     plan: ServingPlan, target: ModelRunner, drafter: TpModelWorker, pool_config: Any, request_pool: Any
 ) -> DraftRings:
-    """Allocate the drafter's pool under a draft window, from the configuration and request pool of the target's."""
     assert plan.window is not None
     rings = DraftRings(request_pool, plan.window, target.model_config.context_len, by_row=plan.role != "null")
     sizes = {"max_total_num_tokens": rings.slots, "full_max_total_num_tokens": None, "swa_max_total_num_tokens": None}
@@ -166,9 +157,8 @@ def charge_rings(
 ) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
 
-    SGLang sizes the target's pool so that a drafter's pool with as many slots fits as well. Rings have a fixed size, so
-    a token costs the target's bytes only. With ``cap_tokens`` SGLang resizes the pool to the memory that is free after
-    graph capture (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``); the rings are allocated by then.
+    With ``cap_tokens`` SGLang resizes the pool after the rings are allocated
+    (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``).
     """
     plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
     if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
@@ -183,7 +173,6 @@ def charge_rings(
 
 
 def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
-    """Return the bytes of the drafter's K/V that grow with requests, not with tokens: 0 without a draft window."""
     if plan.window is None:
         return 0
     slots = plan.window.ring_slots(configurator.model_config.context_len)
@@ -193,11 +182,7 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
 
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
-    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit one window before the end of the prompt.
-
-    The prefix cache keeps the target's K/V only. The drafter's lie in the ring of the request that computed them, so
-    the prefill recomputes the last window, at most, and the first block sees its whole window.
-    """
+    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit, which lacks the drafter's K/V, one window early."""
     plan = serving.plan
     return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
 
@@ -206,11 +191,7 @@ _transferred: tuple[DraftRings, Any] | None = None
 
 
 def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V; do nothing on others.
-
-    Without rings both pools use the same slot numbers, so SGLang transfers the drafter's K/V too. A ring lies at its
-    request's row and is transferred whole: position ``p`` is at ``p mod size`` on both servers.
-    """
+    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V."""
     global _transferred
     if role == "decode":
         back_up_on_host(allocator, pool, rings)
@@ -219,13 +200,13 @@ def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | N
 
 
 def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Hook after ``setup_state_kv_args``: add the rings, if any, to the description of the memory to transfer."""
+    """Hook after ``setup_state_kv_args``: add the rings, if any, to the memory to transfer."""
     if _transferred is None:
         return
     rings, pool = _transferred
     pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
     ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
-    # With an id per buffer, SGLang compares the sizes on both servers and rejects rings that differ.
+    # with an id per buffer, SGLang rejects rings of another size
     ids = list(range(len(pointers)))
     append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
@@ -239,7 +220,7 @@ def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> N
 def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
     """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
 
-    SGLang backs up only a hybrid target's, so a resumed request would read the drafter's K/V of another request.
+    Otherwise a resumed request would read another request's drafter K/V.
     """
     copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
 

@@ -59,13 +59,10 @@ logger = logging.getLogger(__name__)
 
 
 class DFlashWorker(BaseSpecWorker):
-    """Drafts a block with a drafter or by copies, verifies it with the target and commits the tokens that it accepts.
+    """Drafts a block with a drafter or by copies, verifies it with the target and commits the accepted tokens.
 
-    A block is the anchor, which is the last committed token, followed by drafts; its width counts both. There is one
-    instance per tensor-parallel rank. The scheduler owns the requests, the KV slots and the relay between steps;
-    the worker owns the drafter, if there is one, and runs the stages of a step in order. Between draft and publish
-    nothing waits for the device. ``BaseSpecWorker`` and this class define every attribute that SGLang
-    reads of a worker.
+    A block is the anchor, which is the last committed token, followed by drafts; its width counts both. Between draft
+    and publish nothing synchronises.
 
     Raises:
         DFlashError: the drafter's tensors are unusable, or do not fit the target.
@@ -73,7 +70,7 @@ class DFlashWorker(BaseSpecWorker):
 
     speculative_num_steps = 1
 
-    # Built with the pools.
+    # built with the pools
     _commit: RecurrentCommit
     _layout: Layout
     _draft: Draft | NoDrafter
@@ -90,7 +87,7 @@ class DFlashWorker(BaseSpecWorker):
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
-        self._is_first = get_parallel().attn_tp_rank == 0  # of the ranks that serve the same requests
+        self._is_first = get_parallel().attn_tp_rank == 0
         layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
         self.draft_parallel_layout = layout
         self._target: ModelRunner = target_worker.model_runner
@@ -147,7 +144,7 @@ class DFlashWorker(BaseSpecWorker):
         return {**self.identity, **observed, "copy_choice": choice, "width": width, "memory_bytes": memory}
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Called after an update of ``"target"`` or ``"draft"``: what was learned of acceptance is out of date."""
+        """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""
         self.width_policy.forget()
         if self._copies is not None:
             self._copies.forget()
@@ -189,7 +186,6 @@ class DFlashWorker(BaseSpecWorker):
             prepare_transfer(plan.role, token_to_kv_pool_allocator, self._drafter.token_to_kv_pool, self._rings)
 
     def _build(self) -> None:
-        """Build the stages in the order of :meth:`_decode`; most need the pools."""
         plan, layout, rings, drafter = self.plan, self.draft_parallel_layout, self._rings, self._drafter
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
@@ -222,13 +218,13 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
             logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
         elif plan.exact:
-            logger.info("DFLASH: exact: greedy text is plain decoding's, bit by bit (%s=0 turns it off)", EXACT_SWITCH)
+            logger.info("DFLASH: greedy output is bit-identical to plain decoding (%s=0 disables it)", EXACT_SWITCH)
         if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
-        """Build SGLang's resources for the drafter, at the drafter's width."""
+        """Build SGLang resources for the drafter, at the drafter's width."""
         width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
         with drafters_ranks(self.draft_parallel_layout), width:
             yield
@@ -236,7 +232,7 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            has_room = drafter_has_room(drafter)  # on all ranks, of which the drafter's context has a part
+            has_room = drafter_has_room(drafter)  # outside the context, because it is collective over all ranks
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
@@ -245,7 +241,7 @@ class DFlashWorker(BaseSpecWorker):
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths = self.width_policy.widths
-        if plan.widths is not None and plan.role != "prefill":  # a prefill server decodes nothing
+        if plan.widths is not None and plan.role != "prefill":
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
@@ -263,7 +259,7 @@ class DFlashWorker(BaseSpecWorker):
             logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
-        """Run a step of ``bs`` dummy requests of ``context`` tokens, which no telemetry counts."""
+        """Run a step of ``bs`` dummy requests, which no telemetry counts."""
         batch = dummy_batch(self._target, bs, context)
         with torch.inference_mode():
             step = self._run(batch, StepRecord(width, bs, tuple(batch.reqs)), lambda new_seq_lens: None, None)
@@ -285,8 +281,7 @@ class DFlashWorker(BaseSpecWorker):
         """Run one prefill or decode step of a ``ScheduleBatch``.
 
         Args:
-            on_publish: called with the new committed lengths as soon as they are computed (overlap scheduling); the
-                scheduler prepares the next step while the rest of this one runs.
+            on_publish: receives the new committed lengths as soon as they are computed (overlap scheduling).
             grammar_barrier: commits the last step's tokens to the grammars.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
@@ -298,7 +293,6 @@ class DFlashWorker(BaseSpecWorker):
             return self._decode(batch, publish, grammar_barrier)
 
     def _idle(self, batch: ScheduleBatch, publish: Publish) -> GenerationBatchResult:
-        """Take part in the target's forward without a request, while other ranks prefill or decode (DP attention)."""
         self._timer.interrupted()
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
@@ -331,14 +325,14 @@ class DFlashWorker(BaseSpecWorker):
         output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
             self._inject.prefill(batch, hidden, plan)
-        else:  # scores at chosen positions; a request that hits this prefix would draft without context
+        else:  # scores at chosen positions; a hit of this prefix would draft without context
             for req in batch.reqs:
                 req.skip_radix_cache_insert = True
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
         return result
 
     def start_transferred(self, batch: ScheduleBatch) -> None:
-        """Start requests that another server prefilled; the K/V of both models have arrived."""
+        """Start requests that another server prefilled."""
         stock = batch.spec_info
         batch.spec_info = DraftState(stock.bonus_tokens, stock.new_seq_lens, self.plan.block, stock.future_indices)
         for rows in self._rows:
@@ -351,7 +345,7 @@ class DFlashWorker(BaseSpecWorker):
         self._in_flight.append(record)
         self._timer.started(record)
         self._observer.started(record)
-        # Grammars and custom logit processors run on the host, which waits for the drafts.
+        # they run on the host, which waits for the drafts
         on_host = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
         with nullcontext() if on_host else self._no_sync():
             step = self._run(batch, record, publish, grammar_barrier)
@@ -360,7 +354,7 @@ class DFlashWorker(BaseSpecWorker):
         return step.result(counted=self.plan.widths is not None)
 
     def _choose_width(self, batch: ScheduleBatch) -> StepRecord:
-        """Choose the width of a step and begin its record. Idle ranks choose too, so that the policies stay equal."""
+        """Idle ranks choose too, so that the policies stay equal."""
         buckets = self._buckets(batch.reqs)
         load = Load.of(batch, buckets) if self._rounds is None else self._rounds.load
         return StepRecord(self.width_policy.width(*load), load.batch_size, tuple(batch.reqs), buckets)
@@ -371,7 +365,6 @@ class DFlashWorker(BaseSpecWorker):
     def _run(
         self, batch: ScheduleBatch, record: StepRecord, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> Step:
-        """Run the stages of a step of the width in ``record``, up to the commit."""
         width = record.width
         with self._at_width(width):
             with stage("draft"):

@@ -71,7 +71,7 @@ def test_facts_come_first_then_a_line_per_probe_and_the_verdict(
 def test_a_server_states_its_pause_and_what_recent_requests_gained() -> None:
     paused = "a block of 16 yields 1.75 tokens but takes 3.27 times as long as a plain step"
     drafting = {"pays": False, "accept_length": 1.01, "break_even": 3.27, "causes": []}
-    steps = {"mean_accept_length": 1.2, "steps_by_width": {"1": 2391, "16": 35}, "tokens_brought_by_copies": 7}
+    steps = {"mean_accept_length": 1.2, "steps_by_width": {"1": 2391, "16": 35}, "copied_tokens": 7}
     with serve(server_info(drafting=drafting, width={"paused": paused}, **steps)) as url:
         _, output = diagnose(url)
     facts, _, _ = output.partition("Sending")

@@ -187,7 +187,7 @@ def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
 def test_replicas_and_groups_of_ranks_are_read_together() -> None:
     """Two of three have enough blocks; on the last one drafting does not pay."""
     worker = server_info()["internal_states"][0]["sglang_dflash"] | {"steps_by_width": {"16": 10}}
-    worker |= {"blocks_by_accept_length": {"4": 10}, "tokens_brought_by_copies": 3}
+    worker |= {"blocks_by_accept_length": {"4": 10}, "copied_tokens": 3}
     cause = {"cause": "quantised target", "evidence": "fp8"}
     bad = {"pays": False, "accept_length": 1.5, "break_even": 1.5, "known": {"nan": "2"}, "causes": [cause]}
     unknown = {"pays": None, "accept_length": None, "break_even": 1.5, "known": {"fp8": None}}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import (
-    LARGEST_EMBEDDING,
+    MAX_EMBEDDING,
     LoadReport,
     expected_shapes,
     load_mask_embedding,
@@ -97,7 +97,7 @@ class TestMaskEmbedding:
             ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
             ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
             ({"content": [1, 2]}, "cannot be read"),
-            ({"more": torch.zeros(LARGEST_EMBEDDING // 4)}, "is larger than 16 MiB"),
+            ({"more": torch.zeros(MAX_EMBEDDING // 4)}, "is larger than 16 MiB"),
         ],
         ids=lambda value: str(value)[:40],
     )

@@ -180,10 +180,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt in the format NVFP4"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "factors for the K/V cache"),
+    "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "scales for the K/V cache"),
     "modelopt K/V factors": (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
-        "modelopt with factors for the K/V cache (kv_cache_quant_algo)",
+        "modelopt with scales for the K/V cache (kv_cache_quant_algo)",
     ),
     "rotations": ({**_CT, "transform_config": {"config_groups": {"u": {}}}}, "a transform_config"),
     "sparsity": ({**_CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "a sparsity_config"),

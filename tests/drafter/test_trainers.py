@@ -110,7 +110,7 @@ class TestRefused:
         ],
     )
     def test_a_kind_that_sglang_does_not_serve_as_dflash_is_named(self, written: dict[str, Any], kind: str) -> None:
-        with pytest.raises(DFlashError, match=f"of the kind {kind}"):
+        with pytest.raises(DFlashError, match=f"drafter type: {kind}"):
             plain_form(written)
 
     @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class TestRefused:
     def test_a_kind_that_sglang_serves_is_named(self, name: str, changes: dict[str, Any], kind: str) -> None:
         plain = plain_form({**config(name), **changes})
         assert kind_left_to_builtin(plain) == kind
-        with pytest.raises(DFlashError, match=f"of the kind {re.escape(kind)}"):
+        with pytest.raises(DFlashError, match=f"drafter type: {re.escape(kind)}"):
             DrafterConfig.from_dict(plain)
         if "domino" in kind:
             assert plain["architectures"] == ["DFlashDraftModel"]

@@ -14,7 +14,7 @@ from time import process_time
 from typing import Any
 
 import sglang_dflash
-from sglang_dflash.errors import LONGEST, DFlashError
+from sglang_dflash.errors import MAX_CHARACTERS, DFlashError
 
 SECONDS, MEMORY = 5.0, 8 << 20  # CPU time; bytes, not counting torch's tensors
 FORBIDDEN = {"subprocess.Popen", "os.system", "os.exec", "os.fork", "socket.connect", "pickle.find_class"}
@@ -53,7 +53,7 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
 
 def assert_showable(text: str) -> None:
     """Nothing in the text can drive a terminal, forge a line of a log or fill it."""
-    assert text.isprintable() and len(text) < 20 * LONGEST, ascii(text)[:200]
+    assert text.isprintable() and len(text) < 20 * MAX_CHARACTERS, ascii(text)[:200]
 
 
 def _audit(name: str, arguments: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dflash.drafter import tensors
-from sglang_dflash.drafter.checkpoint import INDEX, LARGEST, ModelFiles
+from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
 from sglang_dflash.errors import Finding, apply, raise_first_error
 from sglang_dflash.plan.pair import Pair
@@ -140,7 +140,7 @@ PLANTS: dict[str, Callable[[Path], object]] = {
     "folder": os.mkdir,
     "loop": lambda path: path.symlink_to(path),
     "endless": lambda path: path.symlink_to("/dev/zero"),
-    "large": lambda path: (path.touch(), os.truncate(path, LARGEST + 1)),
+    "large": lambda path: (path.touch(), os.truncate(path, MAX_BYTES + 1)),
 }
 
 

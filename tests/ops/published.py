@@ -20,7 +20,7 @@ from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
-from sglang_dflash.worker.copies import LEAST, LONGEST
+from sglang_dflash.worker.copies import MAX_MATCH, MIN_MATCH
 from tests.ops.launches import SHARED_MEMORY, Usage, chosen_compiler, compiled_for, compilers, tensor
 from tests.support.cards import FOLDER, NAMES
 
@@ -129,10 +129,10 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     ops.view_rings(table, tensor(REQUEST_ROWS), longs(bs), longs(bs), longs(bs * width), **sizes)
     history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
     appended = longs(bs), longs(bs, width), longs(bs)
-    ops.match_copies(history, found, longs(bs), *appended, longest=LONGEST, bound=context)
+    ops.match_copies(history, found, longs(bs), *appended, longest=MAX_MATCH, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.offer_copies(
-        longs(bs, width), margins, history, found, longs(bs), longs(bs), tensor(32, dtype=torch.bool), least=LEAST
+        longs(bs, width), margins, history, found, longs(bs), longs(bs), tensor(32, dtype=torch.bool), least=MIN_MATCH
     )
     values = tensor(bs, dtype=torch.float32, skipped=skipped)
     top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)

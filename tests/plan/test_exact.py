@@ -52,7 +52,7 @@ def test_exact(name: str, flags: tuple[str, ...]) -> None:
     found = finding(report)
     assert report.plan is not None and found is not None
     assert report.plan.exact and report.plan.describe()["exact"] is True
-    assert found.level == "ok" and "bit by bit" in found.value
+    assert found.level == "ok" and "bit-identical" in found.value
 
 
 @pytest.mark.parametrize(

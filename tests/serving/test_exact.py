@@ -77,7 +77,7 @@ def compare(pair: str, arm: Arm, folder: Path, prompts: int = 16) -> None:
     block = 32 if RANDOM_WIDTHS[0] in drafting else 16  # with copies, wider than the drafter's
     with dflash_server(pair, folder, *both, *drafting, base=EXACT, block=block, **environment) as server:
         info = worker_info(server)
-        assert info["exact"] is True and "bit by bit" in server.log
+        assert info["exact"] is True and "bit-identical" in server.log
         found = list(rounds(server, pair, prompts))
         assert_nothing_leaked(server)
         drafted = worker_info(server)["mean_accept_length"]

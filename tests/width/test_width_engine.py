@@ -71,7 +71,7 @@ def unknown(number: int) -> list[list[int]]:
 
 
 def test_the_log_states_step_times_at_the_start(server: Server) -> None:
-    assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\); ms a step", server.log)
+    assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\); ms per step", server.log)
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 5
 
 

@@ -1,1 +1,1 @@
-"""``sglang-dflash diagnose URL``: how much drafting helps on a running server, and what limits it."""
+"""``sglang-dflash diagnose URL``."""

@@ -1,4 +1,4 @@
-"""An HTTP client of an SGLang server. Every failure is one error."""
+"""An HTTP client of an SGLang server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 from sglang_dflash.errors import DFlashError
 
 Message = dict[str, str]
-WORKER_KEY = "sglang_dflash"  # this package's entry in the internal state of ``/server_info``
+WORKER_KEY = "sglang_dflash"  # in the internal state of ``/server_info``
 
 
 class Client:
@@ -18,7 +18,7 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
-        # trust_env=False: the environment's proxies are meant for the internet.
+        # the environment's proxies are meant for the internet
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(base_url=self._url, timeout=3600, trust_env=False, headers=headers)
 
@@ -32,11 +32,11 @@ class Client:
         return await self._request("GET", "/server_info")
 
     async def tokenize(self, **prompt: Any) -> list[int]:
-        """Return the token ids of ``messages``, rendered by the server's chat template, or of a raw ``prompt``."""
+        """Return the token ids of templated ``messages`` or of a raw ``prompt``."""
         return list((await self._request("POST", "/v1/tokenize", json=prompt))["tokens"])
 
     async def generate(self, input_ids: list[int], max_tokens: int, temperature: float) -> dict[str, Any]:
-        """Return SGLang's ``meta_info`` of one answer."""
+        """Return SGLang's ``meta_info``."""
         sampling = {"max_new_tokens": max_tokens, "temperature": temperature}
         sampling |= {"sampling_seed": 0} if temperature else {}
         body = {"input_ids": input_ids, "sampling_params": sampling}

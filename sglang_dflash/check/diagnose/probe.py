@@ -1,4 +1,4 @@
-"""Measurements of a running server: its state, and probes of a few short prompts each."""
+"""Measurements of a running server: its state, and a few prompts."""
 
 from __future__ import annotations
 
@@ -20,63 +20,57 @@ from sglang_dflash.errors import DFlashError
 
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]
-_FEW, _USERS = 4, 8  # questions of a variation; concurrent users of the last probe
-TRIAL, SHORT = 16, 64  # tokens of the answer that is timed first; of answers below which half of the prompts are sent
+_FEW, _USERS = 4, 8  # questions of a variation; users of the last probe
+TRIAL, SHORT = 16, 64  # tokens of the first timed answer; shorter answers halve the prompts
 _CHARACTERS_PER_TOKEN = 4
-_ROOM = 256  # tokens of a prompt outside its notes
+_ROOM = 256
 _POOL_SIZES = ("--max-mamba-cache-size", "--max-total-tokens")
 
 
 class Server:
-    """A DFLASH server, as its ``/server_info`` states it. SGLang's own worker states less than ours.
-
-    Raises:
-        DFlashError: no DFLASH, or no tokenizer.
-    """
+    """A DFLASH server as described by its ``/server_info``; DFlashError without DFLASH or a tokenizer."""
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
-        states: list[Mapping[str, Any]] = info["internal_states"]  # one per replica, or per group of DP attention
+        states: list[Mapping[str, Any]] = info["internal_states"]  # per replica, or per group of DP attention
         state, worker = states[0], _pooled([each.get(WORKER_KEY) or {} for each in states])
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
         self.drafts = info["speculative_draft_model_path"] is not None
-        # Positions of a drafted block; the largest one if the width is adaptive.
+        # the largest if the width is adaptive
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
         self.longest_notes: int = info["max_req_input_len"] - _ROOM
-        # Per replica: requested ("asked"), possible at once ("running"), and what limits them.
+        # per replica
         self.requests: dict[str, Any] = dict(worker.get("requests", {}))
         if pools := [f"a larger {flag}" for flag in _POOL_SIZES if flag in info["launch_command"]]:
             self.requests["raised_by"] = ", ".join([*pools, *filter(None, [self.requests.get("raised_by")])])
         self.known: dict[str, str | None] = dict(drafting.get("known", {}))
         if other := other_target(self.drafter, self.target):
             self.known[OTHER_TARGET] = f"its target is {other}"
-        # Tokens per full block by the survival curve of an adaptive width.
         curve = worker.get("width", {}).get("survival", {}).get("curve")
         self.full_block = None if curve is None else 1 + sum(curve)
-        # None if too few blocks were verified, or if widths differ.
+        # None if too few blocks were verified, or if widths differ
         recent = None if self.adaptive or drafting.get("pays") is None else drafting["accept_length"]
         self.recent_accept_length: float | None = recent if worker else state.get("avg_spec_accept_length")
         self.pays: bool | None = drafting.get("pays")
         likeliest = [Cause(**cause) for cause in drafting.get("causes", [])[:1] if cause["cause"] != DRAFTER]
-        self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find others
+        self.recent_cause = str(likeliest[0]) if likeliest else None  # the probes find the drafter
         length = worker.get("mean_accept_length") if worker else state.get("avg_spec_accept_length")
         facts = [f"Since the start: {length:.2f} tokens per verified block" if length else "No block was verified yet"]
         if steps := worker.get("steps_by_width"):
             shares = ", ".join(f"{count} of width {width}" for width, count in steps.items())
-            facts.append(f"Steps: {shares}; {worker['tokens_brought_by_copies']} accepted tokens were copied")
+            facts.append(f"Steps: {shares}; {worker['copied_tokens']} accepted tokens were copied")
         if recent := drafting.get("accept_length"):
             pays = {True: "drafting pays", False: "drafting does not pay", None: "not judged yet"}[self.pays]
             facts.append(f"Recent requests: {recent:.2f} tokens per block, {drafting['break_even']:.2f} needed: {pays}")
         if paused := worker.get("width", {}).get("paused"):
             facts.append(f"Drafting is paused: {paused}")
-        self.facts = facts  # for people
+        self.facts = facts
 
 
 def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the entries of several replicas as one: counts are added; drafting pays if it pays on every one."""
     if len(workers) == 1 or not all(workers):
         return workers[0]
     steps, blocks = Counter[str](), Counter[str]()
@@ -92,7 +86,7 @@ def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         **workers[0],
         "steps_by_width": steps,
         "mean_accept_length": sum(int(n) * m for n, m in blocks.items()) / blocks.total() if blocks else None,
-        "tokens_brought_by_copies": sum(each["tokens_brought_by_copies"] for each in workers),
+        "copied_tokens": sum(each["copied_tokens"] for each in workers),
         "drafting": {**worst, "accept_length": fmean(lengths) if lengths else None, "known": known},
     }
 
@@ -114,42 +108,38 @@ def _require_dflash(info: Mapping[str, Any]) -> None:
 
 @dataclass
 class Probe:
-    """A probe and its answers, complete up to an interruption."""
+    """A probe and its answers."""
 
     name: str
-    cause: str = ""  # that this probe plants; none for the baseline
-    template: bool = True  # whether prompts are rendered by the chat template
-    thinking: bool | None = None  # the template's switch; None leaves its default
+    cause: str = ""  # that this probe plants
+    template: bool = True
+    thinking: bool | None = None  # None for the template's default
     temperature: float = 0.0
     notes: str = ""  # system message
     prompts: int = _FEW
     users: int = 1
-    # Task and meta_info of answers that took a verify step; tokens of all; from the first prompt to the last answer
+    # answers with a verify step (task, meta_info); tokens of all; seconds
     answers: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list, init=False)
     tokens: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
 
     def accept_length(self, *tasks: str) -> float | None:
-        """Return the tokens per verify step, averaged over answers as on the cards; None without a verify step."""
+        """Return the tokens per verify step, averaged over answers as on the cards."""
         answers = [meta for task, meta in self.answers if not tasks or task in tasks]
         return fmean(meta["completion_tokens"] / meta["spec_verify_ct"] for meta in answers) if answers else None
 
     def width(self, block: int) -> float | None:
-        # SGLang states no width where all blocks have the same.
+        # SGLang reports no width if all blocks have the same
         steps = [(meta["spec_verify_ct"], meta.get("spec_cap_length") or block) for _, meta in self.answers]
         return sum(count * width for count, width in steps) / sum(count for count, _ in steps) if steps else None
 
     def row(self, block: int) -> dict[str, Any]:
-        """Return its figures by the name of their column."""
         counts = {"probe": self.name, "answers": len(self.answers), "accept length": self.accept_length()}
         return {**counts, "width": self.width(block), "tokens/s": self.tokens / self.seconds}
 
 
 async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -> list[Probe]:
-    """Return the probes that the server can answer: the baseline first, the one of several users last.
-
-    ``thinking`` is the setting of the drafter's reference; None for the template's default.
-    """
+    """Return the possible probes: the baseline first, several users last. ``thinking`` is the reference's."""
     raw = Probe("raw prompts", NO_TEMPLATE, template=False)
     first, others = replace(raw, cause="", prompts=len(QUESTIONS)), []
     renders, default = await _template(client)
@@ -169,11 +159,9 @@ async def plan_probes(client: Client, thinking: bool | None, long_tokens: int) -
 
 
 def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) -> tuple[int, float]:
-    """Halve the prompts of all probes if a server is too slow; return tokens per answer and the expected seconds.
+    """Halve the prompts for a slow server; return tokens per answer and the expected seconds.
 
-    Args:
-        trial: has run, and shows the server's speed.
-        seconds: that all probes may take.
+    ``trial`` shows the server's speed; ``seconds`` is the limit.
     """
     speed = max(1, trial.tokens) / trial.seconds
     if speed * seconds < min(SHORT, max_tokens) * sum(probe.prompts for probe in probes):
@@ -185,7 +173,6 @@ def fit(probes: Sequence[Probe], trial: Probe, max_tokens: int, seconds: float) 
 
 
 async def run_probe(client: Client, probe: Probe, max_tokens: int) -> None:
-    """Send a probe's questions and record their answers."""
     waiting = iter([(task, await _render(client, probe, prompt)) for task, prompt in QUESTIONS[: probe.prompts]])
     began = perf_counter()
 
@@ -207,7 +194,6 @@ async def _render(client: Client, probe: Probe, prompt: str) -> list[int]:
 
 
 async def _template(client: Client) -> tuple[bool, bool | None]:
-    # Whether the server has a chat template, and the default of its thinking switch; None without one.
     try:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]

@@ -1,4 +1,4 @@
-"""The verdict of a diagnosis: what limits drafting, likeliest cause first, with the flag or request field to change."""
+"""The verdict of a diagnosis: what limits drafting, and its fix."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ from sglang_dflash.check.published import accept_lengths, card_of_drafter
 from sglang_dflash.errors import DFlashError
 
 SENTENCES = 3
-FULL = 0.9  # share of the block's width from which a probe's accept length counts as a full block's
-# Public benchmarks whose prompts resemble a task of the probes.
+FULL = 0.9  # of the block size, from which a block counts as full
+# public benchmarks that resemble the tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Reference(NamedTuple):
-    """Published accept lengths of a drafter."""
-
     source: str
-    thinking: bool | None  # None if the source does not state it
-    lengths: Mapping[str, float]  # by task of the probes; may be empty
+    thinking: bool | None
+    lengths: Mapping[str, float]  # by task of the probes
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
-    """Return the figures of a drafter's model card, or those stored with a tiny pair, nearest to a block size."""
+    """Return the figures of a model card or of a tiny pair, at the nearest block size."""
     if card := card_of_drafter(drafter):
         near, stated = accept_lengths(card, block)
         like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
@@ -53,23 +51,20 @@ def find_reference(drafter: str, block: int) -> Reference | None:
 
 
 class Report:
-    """The measurements of a server and what follows from them.
+    """The measurements of a server and its diagnosis.
 
     Attributes:
-        probes: those that ran, the baseline first; raw prompts without a chat template on the server.
-        partial: whether the diagnosis was interrupted.
-        measured: tokens per step of the baseline; of a full block, if the width is adaptive.
-        stated: the reference's accept length on the same tasks; None for an unknown drafter.
-        guesses: whether the accept length is that of a drafter that does not match its target.
+        measured: tokens per step of the baseline; of a full block if the width is adaptive.
+        stated: the reference's accept length on the same tasks.
+        guesses: whether the drafter seems not to match its target.
         survival: share of steps that committed draft j, for j = 1 ... block - 1.
-        verdict: at most three sentences; none for a healthy server.
     """
 
     def __init__(self, server: Server, probes: Sequence[Probe], card: Reference | None, partial: bool = False) -> None:
         self.server, self.probes, self.reference, self.partial = server, probes, card, partial
         first, lengths = probes[0], card.lengths if card else {}
         self.measured = first.accept_length(*lengths) or 0.0
-        # The server's survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only.
+        # the survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only
         if (first.width(server.block) or 0) < FULL * server.block:
             self.measured = max(self.measured, server.full_block or 0.0)
         self.stated = fmean(lengths.values()) if lengths else None
@@ -108,7 +103,7 @@ def _sentences(r: Report) -> Iterator[str]:
     if r.is_low:
         likely = [] if has_template else [Cause(causes.NO_SERVER_TEMPLATE)]
         likely += [Cause(name, s.known[name]) for name in causes.FIXES if name in s.known]
-        # Raw prompts do not show whether the drafter matches.
+        # raw prompts do not show whether the drafter matches
         if has_template and not (r.guesses and causes.OTHER_TARGET in s.known):
             likely.append(Cause(causes.OTHER_TARGET if r.guesses else causes.DRAFTER))
         yield from (f"Too few drafts are accepted. Likely cause: {cause}." for cause in likely)
@@ -130,7 +125,7 @@ def _sentences(r: Report) -> Iterator[str]:
 
 
 def _recent_requests(r: Report) -> Iterator[str]:
-    # Blame the variation whose accept length is nearest to that of recent requests, if both are low.
+    # blame the variation whose accept length is nearest to that of recent requests
     length = r.server.recent_accept_length
     low = [(n, p) for p in r.probes if p.cause and (n := p.accept_length()) and n <= causes.LOW * r.measured]
     if length is None or not low:
@@ -145,12 +140,9 @@ def _recent_requests(r: Report) -> Iterator[str]:
 async def diagnose(
     client: Client, max_tokens: int, long_tokens: int, seconds: float, report: Callable[[str], None]
 ) -> Report:
-    """Read the server, probe it and judge it.
+    """Probe and judge the server; after ``seconds``, a cancellation or SIGTERM, judge the answers so far.
 
-    After ``seconds``, at a cancellation or at SIGTERM, the answers so far are judged.
-
-    Args:
-        report: receives what the server states, then a line per probe.
+    ``report`` receives the server's facts, then one line per probe.
 
     Raises:
         DFlashError: nothing that can be diagnosed.
@@ -161,7 +153,7 @@ async def diagnose(
         raise DFlashError(
             "the server has no drafter to judge: it copies repeated text, and decodes plainly where nothing repeats",
             expected="a server with --speculative-draft-model-path",
-            remedy="none needed; the lines above show what copies bring",
+            remedy="none needed; the lines above show how much copies help",
         )
     reference = find_reference(server.drafter, server.block)
     if (this := asyncio.current_task()) is not None:
@@ -182,7 +174,7 @@ async def diagnose(
                 name, answers, *row = probe.row(server.block).values()
                 length, width, rate = (f"{figure:.2f}" if figure is not None else "-" for figure in row)
                 report(f"  {name:20}{answers:>7}{length:>17}{width:>7}{rate:>19}")
-                if probe is planned[0]:  # what the baseline changed, without the other probes
+                if probe is planned[0]:
                     after = Server(await client.server_info())
                     server.known, server.full_block = after.known, after.full_block
             partial = False

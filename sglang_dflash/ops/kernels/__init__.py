@@ -1,8 +1,7 @@
 """Triton kernels, each equal to its definition in :mod:`sglang_dflash.ops.reference`.
 
-Triton compiles a kernel again for an integer that is 1 or divisible by 16, and for an aligned pointer. Arguments that
-change while serving (numbers of tokens, widths, slices) are ``do_not_specialize``, so that no request waits for a
-compilation.
+Triton recompiles a kernel for an integer that is 1 or divisible by 16, so those that change while serving are
+``do_not_specialize``.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from torch import Tensor
 
 
 def assert_dense(*vectors: Tensor | None) -> None:
-    """Assert contiguity of those that are given: kernels index them without strides."""
+    """Assert contiguity: kernels index these without strides."""
     given = [vector for vector in vectors if vector is not None]
     assert all(vector.is_contiguous() for vector in given), [vector.stride() for vector in given]
 
 
 def lanes_of(width: int) -> int:
-    """Return the lanes of a program that has one per block position."""
     return max(32, triton.next_power_of_2(width))

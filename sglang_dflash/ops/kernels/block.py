@@ -91,7 +91,7 @@ def accept_block_kernel(
     has_draft = offsets < width - 1
     draft = tl.load(drafts + row * draft_row + offsets + 1, mask=has_draft, other=0)
     target = tl.load(targets + row * target_row + offsets, mask=has_draft, other=0)
-    # The first difference ends the prefix; without one (masked lanes are equal) it is all w - 1 drafts.
+    # masked lanes are equal
     differs_at = tl.where(draft != target, offsets, width - 1)
     accepted_drafts = tl.min(differs_at, axis=0)
     before = tl.load(seq_lens + row).to(tl.int64)
@@ -111,7 +111,7 @@ def accept_block(draft_tokens, target_tokens, seq_lens, *, interval=0):
     assert draft_tokens.stride(1) == target_tokens.stride(1) == 1, "rows must be dense"
     assert_dense(seq_lens)
     bs, width = draft_tokens.shape
-    # Each row begins at 16 bytes, as kernels that read one are compiled for.
+    # align rows to 16 bytes: later kernels are specialised for that
     shape = 2, 2 if interval else 1, bs + -bs % 4
     counts, ends = torch.empty(shape, dtype=torch.int32, device=draft_tokens.device).unbind()
     bonus = torch.empty(bs, dtype=torch.int64, device=draft_tokens.device)

@@ -1,8 +1,4 @@
-"""Triton kernels of copied blocks: append to a history and find a match, replace drafts by what followed the match.
-
-Definitions: ``match_copies`` and ``offer_copies`` in :mod:`sglang_dflash.ops.reference.step`. One program per request;
-the search has one per tile of positions as well.
-"""
+"""Triton kernels of copied blocks: one program per request, and per tile of positions in the search."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ TILE = 2048
 
 
 def assert_histories(history, found):
-    """Assert dense rows, and that ``found`` has as many, with two columns."""
     assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
 
 
@@ -25,7 +20,7 @@ def assert_histories(history, found):
 )
 def match_copies_kernel(
     history, found, rows, seq_lens, tokens, last, columns, history_stride, tokens_stride, width,
-    LONGEST: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+    MAX_MATCH: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row, newest = tl.load(rows + request).to(tl.int64), tl.load(last + request).to(tl.int64)
@@ -39,16 +34,16 @@ def match_copies_kernel(
         settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == (offered >> 19 & 0x7FFFFFFF))
         tl.store(found + row * 2 + 1, offered | (settled.to(tl.int64) << 62))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
-        # Every program that reads new tokens in the history writes them, for it cannot wait for another.
+        # programs cannot synchronise, so each one writes the new tokens it reads
         offsets = tl.arange(0, LANES)
         token = tl.load(new + offsets, mask=offsets < width, other=0).to(tl.int32)
         tl.store(text + first_new + offsets, token, mask=(offsets < width) & (first_new + offsets < columns - 1))
         tl.debug_barrier()  # threads read what others wrote
     lengths = tl.zeros((TILE,), dtype=tl.int32)
-    if first < newest:  # the grid is made for the longest request
+    if first < newest:  # the grid covers the longest request
         ends = first + tl.arange(0, TILE)
         alive = ends < newest
-        for back in tl.static_range(LONGEST):
+        for back in tl.static_range(MAX_MATCH):
             wanted_at = newest - back
             old = tl.load(text + wanted_at, mask=(wanted_at >= 0) & (wanted_at < first_new), other=-1)
             appended = tl.load(new + wanted_at - first_new, mask=wanted_at >= first_new, other=-1).to(tl.int32)
@@ -68,7 +63,7 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
     if bs:
         match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
             history, found, rows, seq_lens, tokens, last, history.shape[1], history.stride(0), tokens.stride(0), width,
-            LONGEST=longest, TILE=TILE, LANES=lanes_of(width),
+            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width),
         )  # fmt: skip
 
 
@@ -77,7 +72,7 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
 )
 def offer_copies_kernel(
     tokens, margins, history, found, rows, last, choices, columns, history_stride, margins_stride, width,
-    LEAST: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
+    MIN_MATCH: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
@@ -89,7 +84,7 @@ def offer_copies_kernel(
     at = tokens + request * width + 1 + offsets
     draft = tl.load(at, mask=is_draft, other=0)
     position = end + 1 + offsets % period
-    copied = is_draft & (position < columns) & (length >= LEAST)
+    copied = is_draft & (position < columns) & (length >= MIN_MATCH)
     copy = tl.load(history + row * history_stride + position, mask=copied, other=-1).to(tl.int64)
     copy = tl.where(copy >= 0, copy, draft)
     first = tl.min(tl.where(copy != draft, offsets, LANES), axis=0)
@@ -114,6 +109,6 @@ def offer_copies(tokens, margins, history, found, rows, last, choices, *, least)
     if bs:
         offer_copies_kernel[(bs,)](
             tokens, margins, history, found, rows, last, choices, history.shape[1], history.stride(0),
-            margins.stride(0), width, LEAST=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
+            margins.stride(0), width, MIN_MATCH=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
             num_warps=1,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense
 
-# Of 128 values each: eight values a thread of one warp. With all heads in one program the registers spilled.
+# heads of 128 values: eight values per thread of one warp; more would spill registers
 _HEADS = 2
 _CHANNELS = 1024  # eight per thread
 
@@ -25,7 +25,7 @@ def norm_rope_kernel(
     lane = tl.arange(0, LANES)[None, :]
     mask = (head < num_heads) & (lane < head_dim)
 
-    # Each lane turns with a partner: the other half (neox) or the other member of its pair.
+    # each lane turns with a partner: the other half (neox) or the other member of its pair
     half = rotary_dim // 2
     turns = lane < rotary_dim
     if NEOX:
@@ -106,7 +106,7 @@ def convolve_block(hidden, base, corrections, *, width):
 
 
 def top_k(logits, k):
-    # FlashInfer's, deterministic and for dense rows; torch's where SGLang lacks FlashInfer.
+    # FlashInfer's, deterministic and for dense rows; torch's where SGLang lacks FlashInfer
     from sglang_dflash.upstream.worker import _radix_topk
 
     values, index = _radix_topk(logits.contiguous(), k)
@@ -133,7 +133,7 @@ def walk_candidates_kernel(
         scores += tl.sum(after * key[None, :], axis=1)
         best = tl.argmax(scores, axis=0)
         second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
-        # Only the chosen token's successors are scored, not all pairs: K * R numbers are read per position.
+        # only the chosen token's successors are scored: K * R elements per position
         last = tl.sum(tl.where(choice == best, ids, 0), axis=0)
         tl.store(tokens + row, last)
         tl.store(leads + row, tl.max(scores, axis=0) - second)

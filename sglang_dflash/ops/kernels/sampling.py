@@ -1,4 +1,4 @@
-"""Kernels of sampling: penalties in one pass over the logits, and seeded draws from logits."""
+"""Sampling kernels: penalties in one pass over the logits, and seeded draws."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def penalize_block_kernel(
 
 def penalize_block(logits, draft_tokens, counts, rows, coefficients):
     bs, width, vocab = logits.shape
-    # A vocabulary padded for tensor parallelism leaves a gap after each row of logits.
+    # a vocabulary padded for tensor parallelism leaves a gap after each row
     assert logits.stride(2) == 1 and logits.stride(0) == width * logits.stride(1)
     assert draft_tokens.stride(1) == 1, "rows must be dense"
     assert_dense(counts, rows, coefficients)
@@ -78,10 +78,10 @@ def repeat_rows(*vectors, width):
     return tuple(repeated)
 
 
-_LANES = 512  # tokens of a tile: with 1,024 a thread of the race takes over 128 registers
-_STRETCHES = 16  # tiles of a program, one after the other: a vocabulary of 248,320 takes 31 programs a row
-_SCRATCH = 1 << 25  # most weights that are filtered at once
-_ONE = tl.constexpr(0x3F800000)  # bits of 1.0: those of positive numbers are ordered as the numbers
+_LANES = 512  # tokens per tile: with 1,024 a thread of the race takes over 128 registers
+_STRETCHES = 16  # tiles per program
+_SCRATCH = 1 << 25  # weights filtered at once
+_ONE = tl.constexpr(0x3F800000)  # bits of 1.0; positive numbers have the order of their bits
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def limits_kernel(
             peak = tl.exp(peak - most)
             mass = tl.load(masses + row * tiles + tile, mask=tile < tiles, other=0.0) * peak
             total = tl.sum(mass, axis=0)
-            # From the tiles alone, the largest weight below which every token is surely cut.
+            # from the tiles alone, the largest weight below which every token is surely cut
             low, high = tl.full((), 0, tl.int32), tl.full((), _ONE, tl.int32)
             for _ in range(30):
                 middle = low + (high - low + 1) // 2
@@ -157,7 +157,7 @@ def limits_kernel(
                 low = tl.where(cuts, middle, low)
                 high = tl.where(cuts, high, middle - 1)
             floor = tl.maximum(float_of(low), limit)
-            # Gather the weights from there on.
+            # gather the weights from there on
             weights += tl.program_id(0).to(tl.int64) * vocab
             count = tl.full((), 0, tl.int32)
             for each in range(tiles):
@@ -167,7 +167,7 @@ def limits_kernel(
                     tl.store(weights + count + tl.cumsum(kept, axis=0) - kept, weight, mask=kept > 0)
                     count += tl.sum(kept, axis=0)
             tl.debug_barrier()  # threads read what others wrote
-            # The least weight above which fewer than top-k tokens lie, with at most top-p of the mass.
+            # the smallest weight above which fewer than top-k tokens lie, with at most top-p of the mass
             low, high = tl.maximum(low, 0), tl.full((), _ONE, tl.int32)
             for _ in range(30):
                 middle = low + (high - low) // 2
@@ -208,7 +208,7 @@ def race_kernel(
         tile = part * STRETCHES + stretch
         token = tile * LANES + tl.arange(0, LANES)
         peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
-        if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles of a vocabulary empty
+        if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles empty
             score = tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES)
             weight = tl.exp(score - most)
             bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
@@ -224,7 +224,7 @@ def race_kernel(
 
 
 def seeded_tokens(logits, temperatures, filters, seeds, positions):
-    # One pass over the logits; later kernels read only the tiles in which a token may be kept.
+    # later kernels read only the tiles in which a token may be kept
     assert logits.stride(1) == 1, "rows must be dense"
     assert_dense(temperatures, seeds, positions, *(filters or ()))
     (count, vocab), device = logits.shape, logits.device

@@ -12,13 +12,12 @@ from torch import Tensor
 def norm_rope(
     heads: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, cos_sin: Tensor, *, neox: bool = True
 ) -> Tensor:
-    """RMS-normalise and rotate attention heads, in float32.
+    """RMS-normalise and rotate attention heads, in float32; last dimensions are dense.
 
     Args:
-        heads: [L, T, heads, head_dim]; the last dimension is dense.
-        norm_weight: [L, heads, head_dim]; the last dimension is dense.
-        eps: added to the mean square.
-        positions: int64 [T], absolute positions.
+        heads: [L, T, heads, head_dim].
+        norm_weight: [L, heads, head_dim].
+        positions: int64 [T], absolute.
         cos_sin: [max_position, rotary_dim], cosines, then sines.
         neox: rotate halves (True) or interleaved pairs (False) of the first ``rotary_dim`` entries.
 
@@ -46,9 +45,8 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 
     Args:
         hidden: [bs * w, H].
-        base: [taps, H], the same at every position.
+        base: [taps, H].
         corrections: [bs * w, taps, G], one per group of ``H / G`` adjacent channels; the last dimension is dense.
-        width: positions ``w`` of a block.
 
     Returns:
         [bs * w, H], dense, in the dtype of ``hidden``; computed in float32.
@@ -63,9 +61,9 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
 
 
 def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest values of each row, the largest first, and their indices int64: [rows, V] to [rows, k].
+    """Return the ``k`` largest values of each row, descending, and their indices int64: [rows, V] to [rows, k].
 
-    Which of equal values at the end is returned, and their order, is unspecified.
+    Order and choice among equal values are unspecified.
     """
     return logits.topk(k)
 
@@ -73,21 +71,20 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def walk_candidates(
     candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Choose a token per position, from left to right: the candidate with the best score after the token before.
+    """Choose a token per position, from left to right: the candidate with the best score after the previous token.
 
-    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] *
-    successors[c, r]``, in float32.
+    The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
+    r]``, in float32.
 
     Args:
-        candidates: int64 [bs, n, K], distinct tokens at each position.
-        unary: float32 [bs, n, K], their scores without the token before.
+        candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
         gates: [bs, n, R].
         anchors: int64 [bs], the token before the first position.
-        predecessors, successors: [V, R], codebooks of the token before and of the candidate.
+        predecessors, successors: [V, R].
 
     Returns:
-        int64 [bs, n], the tokens, the first of equals; and float32 [bs, n], their leads over the second best candidate,
-        infinite if there is none.
+        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], their leads over the second best, which
+            may be infinite.
     """
     last, tokens, leads = anchors, [], []
     for i in range(candidates.shape[1]):
@@ -117,6 +114,6 @@ def _constant(value: float, device: torch.device) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Return ``1 / sqrt(mean(x**2) + eps)`` over the last dimension of float32 ``x``: ``[..., 1]``."""
-    # Few ops: small models on a CPU are bound by dispatch.
+    # few ops: small models on a CPU are bound by dispatch
     norm = torch.linalg.vector_norm(x, 2, -1, True)
     return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()

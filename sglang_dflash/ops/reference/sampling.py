@@ -1,4 +1,4 @@
-"""Definitions of sampling: penalties, filters, and draws from logits by seeds."""
+"""Sampling definitions: penalties, filters, and seeded draws from logits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
     """Apply frequency, presence and repetition penalties to a block's logits, in place.
 
     With n the count of a token: ``logit -= frequency * n + presence * [n > 0]``, then, if n > 0, a positive logit is
-    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts the
-    drafts 1..j as generated, because its logits are used only if they are accepted.
+    divided and a negative one multiplied by ``repetition`` (SGLang's definition and order). Position j counts drafts
+    1..j as generated.
 
     Args:
         logits: float32 [bs, w, V]; ``logits[b, j]`` follows block position j.
         draft_tokens: int64 [bs, w]; column 0 is the anchor.
-        counts: int32 [R, V], generated tokens of each request, the anchor included.
+        counts: int32 [R, V], generated tokens, anchor included.
         rows: int [bs], rows of ``counts`` and ``coefficients``.
-        coefficients: float32 [R, 3], frequency, presence and repetition penalty; (0, 0, 1) changes nothing.
+        coefficients: float32 [R, 3], frequency, presence and repetition penalty.
     """
     frequency, presence, repetition = coefficients[rows.long()][:, None, None, :].unbind(-1)
 
@@ -29,12 +29,12 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
         scale = torch.where(n > 0, repetition, 1.0)
         return torch.where(values < 0, values * scale, values / scale)
 
-    # Within a block only the entries of drafted tokens differ from the committed counts: O(w^2) per request.
+    # only the entries of drafted tokens differ from the committed counts: O(w^2) per request
     bs, width = draft_tokens.shape
     committed = counts[rows.long()][:, None, :]
     drafts = draft_tokens[:, None, 1:]
     drafted = (draft_tokens[:, 1:, None] == drafts).int().cumsum(dim=1)
-    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)  # none before position 0
+    drafted = torch.cat((torch.zeros_like(drafts, dtype=drafted.dtype), drafted), dim=1)
     drafts = drafts.expand(bs, width, width - 1)
     at_drafts = penalized(logits.gather(2, drafts), committed.expand(bs, width, -1).gather(2, drafts) + drafted)
     logits.copy_(penalized(logits, committed))
@@ -44,13 +44,13 @@ def penalize_block(logits: Tensor, draft_tokens: Tensor, counts: Tensor, rows: T
 def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
     """Zero the entries that top-k, top-p and min-p exclude; the others keep their value (not renormalised).
 
-    Filters and order are those of SGLang's ``pytorch`` sampling backend, so the law of a draw is plain decoding's.
+    Filters and order are those of SGLang's ``pytorch`` sampling backend.
 
     Args:
         probs: float32 [n, V], softmax of the adjusted logits.
         top_ks: int [n], entries kept by rank.
         top_ps: float [n]; an entry stays while the mass ranked above it, cut by top-k or not, is at most ``top_p``.
-            From 1 on there is no limit: the rounding of a sum must not cut the tail when other requests filter.
+            From 1 on there is no limit: rounding must not cut the tail.
         min_ps: float [n], floor relative to the largest entry.
     """
     ranked, order = probs.sort(dim=-1, descending=True)
@@ -62,7 +62,7 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
 
 
 def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
-    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; None stays, but for the first."""
+    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; all but the first may be None."""
     return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
 
 
@@ -73,17 +73,15 @@ def seeded_tokens(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Draw each row's token from its logits. The logits do not change.
+    """Draw each row's token from its logits, which do not change.
 
     A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
-    The kernel sums in another order, so a token at the edge of top-p may fall on either side. It keeps all tokens of a
-    weight at the edge of top-k or top-p, as FlashInfer does; here the sort decides between them, as in SGLang's
-    ``pytorch`` backend.
+    The kernel may decide otherwise for tokens at the edge of a filter.
 
     Args:
         logits: float [n, V].
         temperatures: float32 [n, 1], positive.
-        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each; see :func:`filter_probs`. None for none.
+        filters: ``top_ks`` int32, ``top_ps`` and ``min_ps`` float32, [n] each, or None.
         seeds: int64 [n].
         positions: int64 [n], sequence position of the token before the draw.
 
@@ -100,17 +98,12 @@ def seeded_tokens(
 def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
 
-    An exponential race: token v rings after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`. The
-    first to ring wins, with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few
-    values: the race runs in float64.
+    An exponential race: token v arrives after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`, and
+    is the first with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few values:
+    the race runs in float64.
 
     Args:
-        weights: float32 [n, V], non-negative, at least one positive per row; need not sum to 1.
-        seeds: int64 [n].
-        positions: int64 [n], sequence position of the token before the draw.
-
-    Returns:
-        int64 [n].
+        weights: float32 [n, V], non-negative, at least one positive per row.
     """
     tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
@@ -121,8 +114,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
 
     Args:
-        seeds: int64 [n], all 64 bits used.
-        positions: int [n] and tokens: int [m], lower 32 bits used.
+        seeds: int64 [n]; positions: int [n]; tokens: int [m]. Positions and tokens are cut to 32 bits.
 
     Returns:
         int64 [n, m] of unsigned 32-bit values.
@@ -138,7 +130,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _murmur_block(state: Tensor, word: Tensor) -> Tensor:
-    # int64 products wrap, which leaves the low 32 bits right.
+    # int64 products wrap, which keeps the low 32 bits correct
     word = _rotate_left((word * 0xCC9E2D51) & _WORD, 15)
     state = _rotate_left(state ^ ((word * 0x1B873593) & _WORD), 13)
     return (state * 5 + 0xE6546B64) & _WORD

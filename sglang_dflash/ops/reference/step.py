@@ -16,7 +16,7 @@ class Block(NamedTuple):
         tokens: int64 [bs, w], the anchor (last step's bonus token), then mask tokens.
         positions: int64 [bs * w], absolute positions ``seq_len + j``.
         slots: int64 [bs * w], KV slots of those positions.
-        state_slots: [bs], slots of the requests' recurrent states; None without them.
+        state_slots: [bs], slots of the requests' recurrent states, or None.
     """
 
     tokens: Tensor
@@ -30,9 +30,9 @@ class Accepted(NamedTuple):
 
     Attributes:
         out_tokens: int64 [bs, w]; the first ``accept_lens[b]`` entries of row b are the new tokens.
-        counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 has the
-            new tokens up to the last multiple of it that the committed length reaches or passes, 0 if there is none.
-        ends: int32 like ``counts`` minus 1, the block position of the last of these tokens.
+        counts: int32 [1, bs], accepted drafts plus the bonus token, 1..w. With an interval int32 [2, bs]: row 1 counts
+            the new tokens up to its last multiple that the committed length reaches, or is 0.
+        ends: int32, ``counts`` minus 1.
         bonus: int64 [bs], the last new token: the next block's anchor.
         new_seq_lens: int64 [bs], committed length after the step; the bonus token has no KV yet.
     """
@@ -45,7 +45,6 @@ class Accepted(NamedTuple):
 
     @property
     def accept_lens(self) -> Tensor:
-        """int32 [bs], the first row of ``counts``."""
         return self.counts[0]
 
 
@@ -61,16 +60,13 @@ def prepare_block(
 ) -> Block:
     """Lay out the next block of every request.
 
-    Positions past the table's last column get slot 0, SGLang's write-only padding slot: a request at the context limit
-    still has a full block.
+    Positions past the table get slot 0, SGLang's write-only padding slot.
 
     Args:
         bonus: int64 [bs], anchors.
         seq_lens: int [bs], committed lengths: the anchors' positions.
         req_pool_indices: int [bs], rows of ``req_to_token``.
-        req_to_token: int32 [rows, columns], KV slot of each (request, position).
-        width: block positions ``w``.
-        mask_token_id: token that marks a position to be drafted.
+        req_to_token: int32 [rows, columns], KV slots.
         state_table: [rows], slot of each request's recurrent state.
     """
     offsets = torch.arange(width, device=bonus.device)
@@ -86,15 +82,15 @@ def prepare_block(
 def take_drafts(
     tokens: Tensor, drafts: Tensor, broken: Tensor, total: Tensor, margins: Tensor | None = None
 ) -> Tensor | None:
-    """Copy what the drafter drafted into the block, out of memory that a later CUDA graph overwrites.
+    """Copy the drafts into the block, out of memory that a later CUDA graph overwrites.
 
-    The margin is -inf past the drafter's block, where its last draft is repeated, and where it drafts the mask token,
-    as an untrained drafter does: any copy replaces such a draft.
+    Past the drafter's block its last draft is repeated. The margin is -inf there and where the drafter drafts the mask
+    token, so that any copy replaces such a draft.
 
     Args:
-        tokens: int64 [bs, w], the block of the anchor and mask tokens, which are overwritten.
+        tokens: int64 [bs, w], the anchor and mask tokens, which are overwritten.
         drafts: int64 [bs, d - 1] with d <= w.
-        broken: int64 [bs], drafted positions whose hidden state was not finite; their sum is added to ``total``, [].
+        broken: int64 [bs], non-finite positions; their sum is added to ``total``, [].
         margins: float32 [bs, d - 1], each draft's lead over the second best token.
 
     Returns:
@@ -114,22 +110,19 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
     last draft, is the bonus. So every new token *is* the target's token, and ``out_tokens`` is ``target_tokens``.
 
-    This is exact for sampled requests too. Write d for the drafts, p(. | c) for the target's distribution after context
-    c with temperature, filters and penalties applied. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose
-    noise is independent of c and d. Position j is used only if d_1..d_j were accepted, that is, if they are the tokens
-    emitted. Hence each emitted token is a draw from p given exactly the tokens emitted before it, which is the law of
-    plain decoding. A draft x is kept with probability p(x), the most that any rule can reach for a drafter that
-    proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). Draws
-    after the first difference influence nothing, so noise that is a function of (seed, position) may meet the same
-    position again in the next step without bias. The same noise thus gives the same text for every block width, drafter
-    and batch, and in plain decoding.
+    This is exact for sampled requests too. Write d for the drafts and p(. | c) for the target's adjusted distribution
+    after context c. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose noise is independent of c and d.
+    Position j is used only if d_1..d_j are the tokens emitted. Hence each emitted token is a draw from p given exactly
+    the tokens emitted before it: plain decoding's distribution. A draft x is kept with probability p(x), the maximum
+    for a drafter that proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1,
+    p(x) / 1)). Draws after the first difference influence nothing, so noise that is a function of (seed, position) may
+    be reused. It gives the same text for every block width, drafter and batch, and in plain decoding.
 
     Args:
-        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor, column j the draft for position j.
-        target_tokens: int64 [bs, w], the token that the target puts after each block position: its argmax for a greedy
-            request, a draw from its distribution for a sampled one.
+        draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.
+        target_tokens: int64 [bs, w], the target's token after each block position: its argmax, or a draw.
         seq_lens: int [bs], committed lengths before the step.
-        interval: tokens between boundaries; 0 to ask for none.
+        interval: tokens between boundaries; 0 without.
     """
     agree = (draft_tokens[:, 1:] == target_tokens[:, :-1]).int()
     accepted_drafts = agree.cumprod(dim=1).sum(dim=1)
@@ -153,12 +146,12 @@ def stage_block(
 ) -> None:
     """Copy a verified block to the memory from which the drafter's next forward injects it.
 
-    Rejected positions get slot 0, SGLang's write-only padding slot, so that tokens decoded after the block may follow.
+    Rejected positions get slot 0, SGLang's write-only padding slot.
 
     Args:
         hidden: [bs * w, K * H], the target's hidden states.
         positions, slots: int64 [bs * w].
-        accept_lens: int [bs], accepted positions of each block, anchor included.
+        accept_lens: int [bs], accepted positions, anchor included.
         staged_hidden, staged_positions, staged_slots: [N, K * H] and int64 [N]; the first bs * w rows are written.
     """
     tokens = len(positions)
@@ -182,21 +175,20 @@ def match_copies(
 ) -> None:
     """Append tokens to the histories, and find the longest earlier occurrence of every request's newest tokens.
 
-    Of equally long ones the newest. One number orders all occurrences, so the work can be divided in any way; that of
-    a later step is greater, so it replaces the number before it.
+    Ties go to the newest. Matches are encoded as one integer, so a maximum over tiles finds the best, and later steps
+    overwrite earlier ones.
 
     Args:
-        history: int32 [R, C], the token at each position of a request; negative where no token can be copied. Later
-            columns are stale and never read, nor is the last one: positions past the table are written there.
+        history: int32 [R, C], the token at each position; negative where none can be copied. The last column receives
+            positions past the table and is never read.
         found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
             length of the match, 0 for none, and the position of its last token. Column 1, from :func:`offer_copies`,
             receives bit 62 if the token that was not offered is that of ``tokens`` at its place.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
-        tokens: int64 [bs, w], the tokens after it, accepted or not.
-        last: int [bs], position of the newest accepted token.
+        tokens: int64 [bs, w], the tokens after it.
+        last: int [bs], position of the newest accepted token; at most ``bound``.
         longest: length up to which matches count, at most 31.
-        bound: upper bound of ``last``, on the host.
     """
     rows, last = rows.long(), last.long()[:, None]
     places, other = (found[rows, 1] & 0x1FFF)[:, None], (found[rows, 1] >> 19 & 0x7FFFFFFF)[:, None]
@@ -208,7 +200,7 @@ def match_copies(
     known = torch.nn.functional.pad(history[rows, :columns], (longest - 1, 0), value=-1)
     newest = known.gather(1, last + torch.arange(longest, device=last.device))
     differs = (known.unfold(1, longest, 1) != newest[:, None]) | (newest < 0)[:, None]
-    # The difference that is nearest to the end bounds the match.
+    # the difference nearest to the end bounds the match
     nearness = torch.arange(1, longest + 1, dtype=torch.int8, device=last.device)
     lengths = longest - (differs * nearness).amax(2).long()
     ends = torch.arange(columns, device=last.device)
@@ -230,22 +222,20 @@ def offer_copies(
     *,
     least: int,
 ) -> None:
-    """Replace drafts with copies where they were right more often.
+    """Replace drafts with copies where copies were right more often.
 
-    A copy is the text after the match; past the newest token it repeats itself. Where copy and drafts first differ,
-    ``choices`` decides by the length of the match and by how sure the drafter is. Its cell is ``7 * (length // 4 - 1)``
-    (lengths of 16 to 19 are the last bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches;
-    ``NO_DRAFT`` where the margin is negative or NaN.
+    A copy is the text after the match; past the newest token it repeats itself. At the first difference, ``choices``
+    decides by match length and drafter margin. Its cell is ``7 * (length // 4 - 1)`` (lengths of 16 to 19 are the last
+    bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches; ``NO_DRAFT`` if the margin is
+    negative or NaN.
 
     Args:
-        tokens: int64 [bs, w], the block: anchor, then drafts, replaced in place.
-        margins: float32 [bs, w - 1], the drafter's largest logit minus its second largest at each draft; negative where
-            it drafted nothing.
+        tokens: int64 [bs, w], the block, replaced in place.
+        margins: float32 [bs, w - 1], each draft's logit lead; negative where nothing was drafted.
         history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
             ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
             whether the copy is offered, the cell, and the token that is not offered.
-        rows: int [bs], distinct rows of both.
-        last: int [bs], position of the anchor.
+        rows, last: as in :func:`match_copies`.
         choices: bool [32], whether the copy is taken.
         least: shortest match that is copied, from 4 on.
     """
@@ -279,17 +269,17 @@ def view_rings(
     window: int,
     page: int,
 ) -> tuple[Tensor, Tensor]:
-    """Write the slots of every request's ring from its oldest visible token on, and look the block's slots up.
+    """Write the slots of every request's ring from its oldest visible token on, and look up the block's slots.
 
     Position ``p`` of row ``r`` has the slot ``first + (r - 1) * size + p % size``.
 
     Args:
         table: int32 [R, C] with C >= ``size``; the first ``size`` columns of ``rows`` are written.
-        oldest: int64 [R], oldest position that each row's ring holds.
+        oldest: int64 [R], oldest position in each ring.
         rows: int64 [bs], distinct, from 1; bs > 0.
         seq_lens: int [bs], committed lengths.
-        positions: int64 [bs * w], of the blocks.
-        window: tokens before the block that it sees; ``page``: their first position is rounded down to a multiple.
+        positions: int64 [bs * w].
+        window: tokens before the block that it sees; their first position is rounded down to a multiple of ``page``.
 
     Returns:
         lengths, int64 [bs], committed tokens from the oldest visible one on; slots, int64 [bs * w].

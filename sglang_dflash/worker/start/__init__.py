@@ -1,4 +1,4 @@
-"""Start-up, and how long its parts take."""
+"""Start-up, and the duration of its parts."""
 
 import time
 from collections.abc import Iterator
@@ -6,17 +6,15 @@ from contextlib import contextmanager
 
 import psutil
 
-seconds = dict[str, float]()  # of this process's start by part, as in ``/server_info``
+seconds = dict[str, float]()  # by part, as in ``/server_info``
 
 
 @contextmanager
 def timed(part: str) -> Iterator[None]:
-    """Measure a part of the start; a decorator too."""
     began = time.perf_counter()
     yield
     seconds[part] = round(time.perf_counter() - began, 2)
 
 
 def since_start() -> float:
-    """Return the seconds since this process started."""
     return time.time() - psutil.Process().create_time()

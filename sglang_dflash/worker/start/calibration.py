@@ -1,4 +1,4 @@
-"""The policy of an adaptive width, with costs that the worker's own steps show at the start."""
+"""The policy of an adaptive width, with costs measured at the start by the worker's own steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPEATS = 5
-SHARE = 0.1  # of the start, that calibration may take
+SHARE = 0.1  # of the start
 Cell = tuple[int, int]  # batch size and width
 
 
@@ -30,11 +30,9 @@ Cell = tuple[int, int]  # batch size and width
 def width_policy(
     plan: ServingPlan, widths: tuple[int, ...], target: ModelRunner, step: Callable[[int, int], None]
 ) -> WidthPolicy:
-    """Build the policy; all ranks use the costs of rank 0. It is fixed on a prefill server, which decodes nothing.
+    """Build the policy; all ranks use the costs of rank 0.
 
-    Args:
-        widths: those that have graphs, ascending.
-        step: runs a dummy step of a batch size and a width.
+    ``widths`` have graphs; ``step`` runs a dummy step of a batch size and a width.
     """
     costs, policy = None, WidthPolicy(widths[-1])
     if plan.widths is None or plan.role == "prefill":
@@ -50,24 +48,21 @@ def width_policy(
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return the powers of four below the largest batch size, and that size."""
     return [*(4**k for k in range(most.bit_length()) if 4**k < most), most]
 
 
 def step_times(
     target: ModelRunner, widths: tuple[int, ...], step: Callable[[int, int], None]
 ) -> dict[tuple[int, int], float]:
-    """Return milliseconds of a step by batch size and width.
+    """Return milliseconds of a step by batch size and width: the fastest of several, after a warm-up.
 
-    They lack the scheduler's time between steps, which the cost table learns from real steps. Two steps of each, the
-    first of which warms up, then rounds of one: the fastest counts. All widths of one request, and the narrowest and
-    widest of a few, are always measured. Once ``SHARE`` of the start is used, the rest is :func:`extrapolated`. Steps
-    are collective, so rank 0 decides for all ranks.
+    The narrowest and widest blocks, and all of one request, are always measured; once ``SHARE`` of the start is used,
+    the rest is :func:`extrapolated`. Steps are collective, so rank 0 decides.
     """
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
     cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
-    # On a CPU run each number of rows once, so that no request waits for oneDNN to compile.
+    # so that no request waits for oneDNN to compile
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
@@ -84,10 +79,7 @@ def step_times(
 
 
 def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Return the milliseconds of all cells: those that are not in ``taken`` grow with the rows as the widest blocks do.
-
-    They take as long as their width with one request, or longer.
-    """
+    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do."""
     widest, largest = max(width for _, width in cells), max(taken, key=prod)
     slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)
     line = {cell: taken[1, widest] + slope * (prod(cell) - widest) for cell in cells}

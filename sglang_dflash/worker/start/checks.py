@@ -1,7 +1,7 @@
-"""A comparison at the start on the serving device: the kernels of a state replay with their definitions.
+"""Compare the kernels of a state replay with their definitions, at the start on the serving device.
 
-A kernel compiled wrongly for this device would produce wrong tokens and no other sign. One block of random inputs runs
-in the pool's memory, at the padding row and slot; the definition runs on the host, without TF32.
+A miscompiled kernel would produce wrong tokens and no other sign. One random block runs in the pool's memory, at the
+padding row and slot; the definition runs on the host, without TF32.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAYERS = 2  # shows a wrong layer stride
-# Tolerance relative to the largest value of a result: a product in one TF32 part is off by 2 ** -11.
+# of the largest value: a product in one TF32 part is off by 2 ** -11
 FLOAT32_TOLERANCE = 2**-12
 
 
 @torch.no_grad()
 def check_replay(runner: ModelRunner, width: int) -> None:
-    """Check ``gdn_verify`` and ``gdn_commit`` on the target's pools; do nothing where they run as torch.
+    """Check ``gdn_verify`` and ``gdn_commit`` on the target's pools, where kernels run.
 
     Raises:
         DFlashError: a kernel cannot run on this device, or its results differ from the definition's.
@@ -75,7 +75,7 @@ class Pool(NamedTuple):
     records: Records
 
     def on_host(self) -> Pool:
-        """Copy slots 0 and 1 and row 0, after a padding slot and row, to which the definition writes."""
+        """Slots 0 and 1 and row 0, behind a padding slot and row, to which the definition writes."""
 
         def behind_padding(part: Tensor, count: int) -> Tensor:
             return torch.cat([torch.zeros_like(part[:, :1]), part[:, :count]], 1).cpu()
@@ -87,7 +87,7 @@ class Pool(NamedTuple):
         return Records(*(part[index] for part in self.records.parts))
 
 
-# A padding request, and one at row 0 and slot 0 with a snapshot in slot 1; on the host, rows and slots are one higher.
+# a padding request, and one at row 0 and slot 0 with a snapshot in slot 1
 SLOTS, HOST_SLOTS = torch.tensor([-1, 0], dtype=torch.int32), torch.tensor([-1, 1])
 ROWS, HOST_ROWS = torch.tensor([0, 0]), torch.tensor([0, 1])
 TRACK_SLOTS, HOST_TRACK_SLOTS = torch.tensor([-1, 1]), torch.tensor([0, 2])
@@ -133,8 +133,7 @@ def _faults_of_commit(pool: Pool, snapshot: str, count: int, track_count: int | 
 
 
 def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    # Projection of q, k and v, and the gates a, b, A_log and dt_bias, of one layer on the host. Values of ``b`` have
-    # sigmoids far from the rounding boundaries of 16 bits, so both sides round alike.
+    # sigmoids of ``b`` are far from the rounding boundaries of 16 bits
     _, _, HV, V, K = pool.states.shape
     tokens, size = 2 * width, 2 * pool.records.keys.shape[2] * K + HV * V
     projected = torch.randn(tokens, size, generator=generator).to(dtype)
@@ -144,7 +143,6 @@ def _inputs(pool: Pool, dtype: torch.dtype, width: int, generator: torch.Generat
 
 
 def _split(pool: Pool, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # q, k and v are parts of one projection, as in a model, so tokens have gaps.
     H, (_, _, HV, V, K) = pool.records.keys.shape[2], pool.states.shape
     q, k, v = projected.split([H * K, H * K, HV * V], -1)
     return q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V))

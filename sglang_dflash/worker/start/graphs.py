@@ -1,7 +1,6 @@
 """CUDA graphs, attention backends and the layout of kept states for every width of a step.
 
-SGLang builds them for the server's width only and reads them from its runners' attributes, where a step swaps in those
-of its width.
+SGLang builds one of each and reads it from its runners' attributes; each step swaps in its own.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Where SGLang 0.5.23's attention backends read a verify's width in an eager forward. Graph buffers have one width in
-# all of them.
+# Source of a verify's width in eager mode. In CUDA graphs every backend has one fixed width.
 WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
@@ -48,7 +46,7 @@ Change = tuple[Any, str, Any]  # object, name of an attribute, its value at a wi
 
 
 class PlainDecodeGraphs(DecodeCudaGraphRunner):
-    """Graphs of width 1: plain decoding with captured hidden states, where SGLang would capture a verify."""
+    """Graphs of width 1: plain decoding with captured hidden states."""
 
     def capture(self) -> None:
         self.capture_forward_mode, self.capture_hidden_mode = ForwardMode.DECODE, CaptureHiddenMode.FULL
@@ -59,9 +57,9 @@ class PlainDecodeGraphs(DecodeCudaGraphRunner):
 
 
 def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
-    """Return the batch sizes to capture for narrower widths; other batches are padded to the next larger size.
+    """Return the batch sizes to capture for narrower widths; other batches are padded.
 
-    Of the server's ascending sizes: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., and the largest.
+    Of the server's ascending sizes: the smallest that hold 1, 2, 4, 8, 16, 24, 32, 48, ..., and the largest.
     """
     largest = captured[-1]
     steps = {factor << exponent for exponent in range(largest.bit_length()) for factor in (1, 3)} - {3, 6, 12}
@@ -69,8 +67,6 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """Resources of every width, and device memory and capture time of the additional graphs by SGLang's phase."""
-
     def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
         self.target, self.drafter, self.layout = target, drafter, layout
         self._runners = [runner for runner in (target, drafter) if runner is not None]
@@ -84,8 +80,7 @@ class WidthGraphs:
     def build(self, widths: Sequence[int]) -> tuple[int, ...]:
         """Build the resources of ``widths``: width 1 first, then from the widest down.
 
-        Returns the widths of steps, ascending, equal on all ranks. Widths without memory for their graphs are left out;
-        the server's width remains if no other can run.
+        Returns the widths of steps, ascending, equal on all ranks, without those that lack memory.
         """
         narrower = sorted({width for width in widths if width < self._full}, key=lambda width: (width > 1, -width))
         if narrower and (reason := reason_for_full_width_only(self.target, self._runners)):
@@ -131,7 +126,7 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            # Width 1 needs no drafter, and wider blocks use its own graphs.
+            # wider blocks use its own graphs
             if self.drafter is not None and 1 < width < self.drafted:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
@@ -153,7 +148,7 @@ class WidthGraphs:
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _has_room(self) -> bool:
-        # Graphs of a narrower width take no more memory than those of the full width. Rank 0 decides.
+        # narrower graphs take no more memory; rank 0 decides
         phases = "target_verify", "draft_decode"
         used = zip(self._runners, phases, strict=False)
         needed = sum(runner.graph_memory_usage.get(phase, 0.0) for runner, phase in used)
@@ -169,20 +164,18 @@ def _log(text: str, *values: Any) -> None:
 def drafters_ranks(layout: Any) -> Iterator[None]:
     """Build SGLang's resources for the ranks that share the drafter.
 
-    Under DP attention SGLang's scope keeps ``attn_dp_enabled``, and a graph runner of the drafter would require the
-    other groups' numbers of requests at each replay (``decode_graph_gather_requirements``).
+    With ``attn_dp_enabled`` a graph runner would require the other groups' requests
+    (``decode_graph_gather_requirements``).
     """
     with draft_pp_context(), draft_tp_context(layout), get_parallel().override(attn_dp_enabled=False):
         yield
 
 
 def packed(cache: Any, width: int) -> Any:
-    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, at most its block, in the same memory.
+    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
 
-    FlashInfer's verify kernels write the state of request i after position t to entry ``i * width + t``. SGLang's
-    Triton kernel writes, and the commit reads, by the tensor's strides. All agree on a tensor of this width:
     ``intermediate_ssm`` ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V,
-    K]``.
+    K]``: FlashInfer's verify kernels write position t of request i to entry ``i * width + t``.
     """
     states = cache.intermediate_ssm
     layers, rows, block = states.shape[:3]
@@ -192,7 +185,7 @@ def packed(cache: Any, width: int) -> Any:
 
 
 def drafter_has_room(drafter: ModelRunner) -> bool:
-    """Return whether the drafter's own graphs fit, the same on all ranks; otherwise the drafter runs eagerly."""
+    """Return whether the drafter's own graphs fit, the same on all ranks."""
     if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
         return True
     if get_parallel().tp_rank == 0:
@@ -217,7 +210,6 @@ def backends(runners: Sequence[ModelRunner]) -> set[str]:
 
 
 def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunner]) -> str | None:
-    """Return the reason why every step must have the server's width; None if there is none."""
     unknown = backends(runners) - WIDTH_OF_THE_BATCH - WIDTH_OF_THE_SERVER
     if unknown:
         return f"attention backend {', '.join(sorted(unknown))} may not support other widths"
@@ -228,7 +220,7 @@ def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunne
     if target.lora_manager is not None:
         return "LoRA's batch layout has one width"
     pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    # Plain decoding and KDA keep a ring; every commit folds GDN's records into the state (states/replay.py).
+    # every commit folds GDN's records into the state (states/replay.py)
     if pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False)):
         return "ReplaySSM keeps a history in a ring of blocks"
     linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)

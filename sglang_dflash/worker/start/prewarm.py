@@ -1,9 +1,7 @@
-"""Run at start-up what would otherwise first run under load: kernels outside CUDA graphs, and sampling at its peak.
+"""Run once at start-up what would otherwise first run under load: kernels outside CUDA graphs, and peak sampling.
 
-Triton compiles and loads a kernel at its first launch, which blocks all requests for seconds and may run out of memory.
-It compiles a kernel again for other dtypes, another 16-byte alignment of a tensor, None for a tensor, integers that are
-1 or divisible by 16, and other constexprs. :class:`FirstCalls` covers those of steps; draft and verify run at graph
-capture. The kernels of grammars, prefills and paged allocators are SGLang's; its warm-up request runs most.
+A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
+that is 1 or a multiple of 16, a constexpr.
 """
 
 from __future__ import annotations
@@ -55,16 +53,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONTEXT = 64  # tokens of a dummy request
-# Numbers of tokens with which a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100).
+CONTEXT = 64  # tokens
+# with these a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
 CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
 def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     """Return ``bs`` greedy requests of ``context`` tokens before a step.
 
-    They use rows 1 to ``bs`` of the request pool, which real requests overwrite when they start. Before the first
-    request these rows point to slot 0, so K/V and recurrent states go to the pools' padding slots.
+    Before the first request, rows of the request pool point to slot 0, the padding slot.
     """
     device, vocab = target.device, target.model_config.vocab_size
     context = min(context, target.model_config.context_len - 1)
@@ -86,7 +83,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         seq_lens_cpu=lens,
         seq_lens_sum=bs * context,
         orig_seq_lens=lens.to(device),
-        mamba_lazy_spec_track_positions_cpu=[0] * bs,  # the requests have no snapshot to write
+        mamba_lazy_spec_track_positions_cpu=[0] * bs,  # no snapshot to write
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, filtered=False),
     )
@@ -99,7 +96,6 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
 
 
 def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> SamplingBatchInfo:
-    """Return greedy sampling of ``rows`` rows, or sampling with every filter (top-k, top-p and min-p)."""
     device, vocab = target.device, target.model_config.vocab_size
     return SamplingBatchInfo(
         temperatures=torch.ones(rows, 1, device=device),
@@ -117,26 +113,21 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 
 
 class FirstCalls:
-    """Launches every kernel that steps use outside CUDA graphs: dummy steps, and what they do not show.
-
-    Args:
-        step: runs a dummy step: requests, width, and context tokens of each.
-    """
+    """Launches every kernel that steps use outside CUDA graphs. ``step`` runs a dummy step."""
 
     def __init__(
         self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Callable[[int, int, int], None]
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
-        # Enough where SGLang rounds them up to a power of two, and where step_commit divides its layers by 2 or more.
+        # SGLang rounds batch sizes up, and step_commit divides by 2 or more
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
-        # Elsewhere 1, multiples of 16 and others are compiled apart.
+        # elsewhere 1, multiples of 16 and others are compiled separately
         self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
 
     @timed("first calls")
     @torch.no_grad()
     def run(self, widths: Sequence[int], at_width: Callable[[int], AbstractContextManager[Any]]) -> None:
-        """Run all calls at ``widths``, each inside ``at_width(width)``; do nothing where operations run as torch."""
         if not runs_kernels(self._table):
             return
         if isinstance(self._inject, Inject):
@@ -144,7 +135,7 @@ class FirstCalls:
         self._choices()
         if self._plan.role != "prefill":
             self._slots()
-            # Contexts without and with a snapshot of the recurrent states in the next step.
+            # without and with a snapshot
             before_boundary = mamba_track_grid(get_schedule().page_size) - 1
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
@@ -159,7 +150,7 @@ class FirstCalls:
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
             inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := inject.staged) is not None:  # it may be shorter than a block
+        if (staged := inject.staged) is not None:
             stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
@@ -172,13 +163,13 @@ class FirstCalls:
         for seeds in (None, row):
             repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
 
-    def _slots(self) -> None:  # that SGLang reserves for a step, for each alignment of its inputs
+    def _slots(self) -> None:  # SGLang's slot reservation, once per pointer alignment
         for bs in self._batch_sizes:
             rows, lens, slots = self._zeros(bs), self._zeros(bs + 1).int(), self._zeros(2)
             for ends, taken in itertools.product((lens[:bs], lens[1:]), (slots[:1], slots[1:])):
                 assign_req_to_token_pool_func(rows, self._table, lens[:bs], ends, taken, bs)
 
-    def _state_slots(self) -> None:  # that SGLang looks up for a batch, padded to a captured size, before each replay
+    def _state_slots(self) -> None:  # SGLang's lookup for a batch padded to a captured size
         linear: Any = getattr(self._target.attn_backend, "linear_attn_backend", None)
         captured = () if linear is None else getattr(self._target.decode_cuda_graph_runner, "capture_bs", ())
         for bs in range(1, max(captured, default=0) + 1):
@@ -191,8 +182,6 @@ class FirstCalls:
 
 def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResult:
     """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
-
-    If the step runs out of memory, warn, as SGLang's own worker does: fewer requests, or greedy requests, still fit.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.
@@ -223,7 +212,6 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
 
 def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
     vocab = target.model_config.vocab_size
-    # A graph has allocated its logits; without graphs a forward allocates them.
     allocated = 1 if target.decode_cuda_graph_runner is not None else rows
     try:
         torch.zeros(allocated, vocab, dtype=torch.float32, device=target.device).expand(rows, vocab).argmax(-1)
@@ -236,7 +224,7 @@ def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
 
 
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
-    """Run the target's sampler over ``rows`` rows of zero logits, as a verify does, with top-k, top-p and min-p."""
+    """Run the target's sampler over ``rows`` rows of zero logits, with every filter."""
     vocab, device = target.model_config.vocab_size, target.device
     info: Any = dummy_sampling(target, rows, filtered=True)
     info.seeds = positions = torch.arange(rows, device=device)

@@ -143,7 +143,7 @@ def change_copy_rule() -> None:
     from sglang_dflash.worker import copies
 
     rule = json.loads((FOLDER / "copy_rule.json").read_text())
-    copies.EDGES_FOR_COPIES, copies.LEAST, copies.MEMORY = rule["edges"], rule["least"], 1e9
+    copies.EDGES_FOR_COPIES, copies.MIN_MATCH, copies.MEMORY = rule["edges"], rule["least"], 1e9
 
 
 # --- draw_twice and keep_likely: wrong acceptance rules, for the tests that must notice them
