@@ -25,7 +25,7 @@ from tests.support.generation import generate_all
 from tests.support.pair_servers import changed_drafter, dflash_server, recorded_blocks, with_plugin
 from tests.support.prompts import corpus
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 PAIR, BLOCK, WINDOW, NEW_TOKENS = "tiny-hybrid", 8, 48, 48
 TRAINED, ADDED, WEIGHT = (0, 1), (0, 1, 1), 0.3  # layers, and the weight of what a copied one adds

@@ -67,7 +67,6 @@ def test_equal_tokens_of_a_dflash2_drafter_in_mixed_batches(
     assert compare(cell, recorded_hybrid.server, greedy_tokens(plain_hybrid, cell.pair, 8)) == 16
 
 
-@pytest.mark.xdist_group("ranks")
 def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path: Path) -> None:
     """Here to the target in transformers; the matrix compares with plain decoding in SGLang."""
     cell = Cell("tiny-moe", block=4, arguments=(*SYNC, *PAGED, *CHUNKED, "--tp-size", "2"))
@@ -81,9 +80,7 @@ def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "cell", [pytest.param(cell, marks=pytest.mark.xdist_group(str(cell))) for cell in MATRIX], ids=str
-)
+@pytest.mark.parametrize("cell", MATRIX, ids=str)
 def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
     finished = FINISHED.results()
     if str(cell) in finished:

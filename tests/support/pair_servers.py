@@ -39,6 +39,11 @@ RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
 WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
 # Blocks of up to twice the drafter's width; overrides an earlier flag.
 WIDE = ("--speculative-num-draft-tokens", "32")
+# A draft window, pages and chunks; memory that can be released.
+WINDOWED = (
+    *("--speculative-draft-window-size", "64", "--page-size", "16", "--chunked-prefill-size", "64"),
+    "--enable-memory-saver",
+)
 # Retract a request every fourth step.
 RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 # Mooncake binds and announces addresses of this machine only. Its wheel loads the system's libibverbs, also for TCP.
@@ -120,17 +125,19 @@ def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, lis
 
 def strict() -> dict[str, str]:
     """Return the environment of a server in which every host wait inside a step raises."""
-    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": _path_with_plugin()}
+    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": path_with("plugin")}
 
 
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
     """Return the environment of a server that loads ``tests/plugin`` in these modes, which use ``folder``."""
     variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
-    return {"PYTHONPATH": _path_with_plugin(), **variables}
+    return {"PYTHONPATH": path_with("plugin"), **variables}
 
 
-def _path_with_plugin() -> str:
-    return os.pathsep.join(filter(None, (str(Path(__file__).parents[1] / "plugin"), os.environ.get("PYTHONPATH"))))
+def path_with(*folders: str) -> str:
+    """Return PYTHONPATH with these folders of ``tests`` first."""
+    first = (str(Path(__file__).parents[1] / folder) for folder in folders)
+    return os.pathsep.join(filter(None, (*first, os.environ.get("PYTHONPATH"))))
 
 
 def worker_info(server: Server) -> dict[str, Any]:

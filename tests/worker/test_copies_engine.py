@@ -45,7 +45,7 @@ def texts(found: list[Answer]) -> list[list[int]]:
     return [answer.tokens for answer in found]
 
 
-@pytest.fixture(params=["random_widths_hybrid", "copies_alone"])
+@pytest.fixture(params=["random_widths_hybrid", pytest.param("copies_alone", marks=pytest.mark.slow)])
 def copying(request: pytest.FixtureRequest) -> Server:
     """With a drafter, and without one."""
     served: Server = request.getfixturevalue(request.param)
