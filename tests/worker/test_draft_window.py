@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path
         assert_nothing_leaked(server)
 
 
-def block_at(case: Case, tokens: Sequence[int], hidden: tuple, position: int) -> list[int]:  # type: ignore[type-arg]
+def block_at(case: Case, tokens: Sequence[int], hidden: tuple[Any, ...], position: int) -> list[int]:
     """The reference's block whose anchor is ``tokens[position]``; ``hidden`` states after every layer, all tokens."""
     model = reference(case.drafter)
     drafter = DrafterRun(model.drafter, model.target, case.reads, case.page)
