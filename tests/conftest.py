@@ -8,7 +8,10 @@ together. Engine tests and what Triton interprets for a minute come first, so th
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
     items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """After a run of slow tests: the seconds of each file, and what it proves, by the first line of its docstring."""
+    if config.option.markexpr.startswith("slow"):
+        seconds: Counter[str] = Counter()
+        for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+        for file, spent in seconds.most_common():
+            if spent >= 1:
+                proves = ast.get_docstring(ast.parse((config.rootpath / file).read_text())) or ""
+                terminalreporter.write_line(f"{spent:6.0f} s  {file}  {proves.partition(chr(10))[0]}")
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def test_every_end_under_other_schedules(
 
 
 # Every kind, fed to SGLang's own code without a server: ``tests/hooks/test_runs_of_tokens.py``.
-QUICK = ("two strings", "token before string", "string and pattern", "end of text", "grammar")
+QUICK = ("two strings", "string and pattern", "grammar")
 
 
 @pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in ENDS])

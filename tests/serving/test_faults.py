@@ -39,7 +39,7 @@ def present(file: Path, text: str = "") -> Iterator[None]:
     file.unlink()
 
 
-@pytest.mark.parametrize("fault", ["nan_context", "nan_drafts"])
+@pytest.mark.parametrize("fault", ["nan_context", pytest.param("nan_drafts", marks=pytest.mark.slow)])
 def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
     fault: str, dflash_hybrid: Server, healthy: list[Answer]
 ) -> None:

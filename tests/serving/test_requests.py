@@ -81,7 +81,7 @@ CASES = (
 )
 
 
-QUICK = ("nothing special", "all penalties", "minimum length and penalty", "stop string", "json schema", *PROCESSORS)
+QUICK = ("nothing special", "all penalties", "stop string", "json schema", *PROCESSORS)
 
 
 def text_of(ids: list[int]) -> str:

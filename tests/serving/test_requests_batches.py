@@ -41,11 +41,6 @@ def alone(dflash_hybrid: Server) -> list[list[int]]:
     return found
 
 
-def test_a_seed_gives_the_same_text_in_a_batch_of_its_like(dflash_hybrid: Server, alone: list[list[int]]) -> None:
-    assert tokens(answers(dflash_hybrid, PROMPTS, SEEDED)) == alone
-    assert tokens(answers(dflash_hybrid, PROMPTS[::-1], SEEDED[::-1])) == alone[::-1]
-
-
 def test_a_seed_gives_the_same_text_beside_other_kinds_of_requests(
     dflash_hybrid: Server, alone: list[list[int]]
 ) -> None:
