@@ -21,18 +21,18 @@ from hypothesis import settings
 
 from sglang_dflash_lab.bench.server import free_port
 from tests.support.generation import assert_nothing_leaked
-from tests.support.pair_servers import (
+from tests.support.servers import (
     FEATURES,
     RANDOM_WIDTHS,
     WINDOWED,
     RecordedServer,
+    Server,
     dflash_server,
     path_with,
     plain_server,
     with_plugin,
     worker_info,
 )
-from tests.support.servers import Server
 
 settings.register_profile("tests", deadline=None)  # a machine under test is busy
 settings.load_profile("tests")

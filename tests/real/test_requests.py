@@ -14,8 +14,7 @@ from tests.real import MARKS
 from tests.real.test_equality import COMMON, DTYPES, inputs
 from tests.support.chats import events, seen
 from tests.support.generation import generate_all
-from tests.support.pair_servers import worker_info
-from tests.support.servers import Server, running
+from tests.support.servers import Server, running, worker_info
 
 pytestmark = [*MARKS, pytest.mark.engine]
 

@@ -28,7 +28,7 @@ from sglang_dflash.plan.plan import reasons_against_exact
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
-from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS
+from tests.support.servers import BFLOAT16, RANDOM_WIDTHS
 
 EXACT = (*BFLOAT16, DETERMINISTIC_FLAG)
 IN_EXACT_MODE = bool(os.environ.get("EXACT"))

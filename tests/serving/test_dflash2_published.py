@@ -22,8 +22,8 @@ from tests.drafter.test_drafter_shapes import drafts, visible_where
 from tests.support.acceptance import LEAD, accept_length
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import generate_all
-from tests.support.pair_servers import changed_drafter, dflash_server, recorded_blocks, with_plugin
 from tests.support.prompts import corpus
+from tests.support.servers import changed_drafter, dflash_server, recorded_blocks, with_plugin
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

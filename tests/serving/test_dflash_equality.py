@@ -22,9 +22,8 @@ from tests.support.generation import (
     flush,
     generate_all,
 )
-from tests.support.pair_servers import BFLOAT16, RecordedServer, dflash_server, plain_server
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
+from tests.support.servers import BFLOAT16, RecordedServer, Server, dflash_server, plain_server
 
 pytestmark = pytest.mark.engine
 

@@ -10,9 +10,8 @@ import torch
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 from tests.support.generation import flush, generate
-from tests.support.pair_servers import TRACKED, RecordedServer, recorded_blocks
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import TRACKED, RecordedServer, Server, recorded_blocks
 
 pytestmark = pytest.mark.engine
 

@@ -20,9 +20,8 @@ from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import changed_drafter, dflash_server, strict, with_plugin, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import Server, changed_drafter, dflash_server, strict, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 

@@ -20,16 +20,16 @@ import pytest
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus, random_prompts
+from tests.support.servers import (
     FEATURES,
     RANDOM_WIDTHS,
     RETRACTED,
+    Server,
     dflash_server,
     plain_server,
     with_plugin,
 )
-from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 

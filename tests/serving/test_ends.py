@@ -17,9 +17,8 @@ import transformers
 from sglang_dflash_lab.pairs import target_path
 from tests.support.chats import events
 from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
-from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server
 
 pytestmark = pytest.mark.engine
 

@@ -17,9 +17,8 @@ from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, FINISHED, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, Cell
 from tests.support.checkpoints import widen_mlp
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
+from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server, plain_server, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
-from tests.support.pair_servers import worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import Server, worker_info
 
 pytestmark = pytest.mark.engine
 

@@ -31,8 +31,16 @@ from sglang_dflash_lab.train.drafter import Drafter
 from sglang_dflash_lab.train.reference_decoder import DrafterRun
 from tests.support.checkpoints import COMMON, EXPERTS, GDN, MROPE, spread_weights, write_drafter
 from tests.support.generation import assert_nothing_leaked, flush
-from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, recorded_blocks, with_plugin, worker_info
-from tests.support.servers import Server, running
+from tests.support.servers import (
+    RANDOM_WIDTHS,
+    RETRACTED,
+    TRACKED,
+    Server,
+    recorded_blocks,
+    running,
+    with_plugin,
+    worker_info,
+)
 
 pytestmark = pytest.mark.engine
 

@@ -15,17 +15,17 @@ import pytest
 
 from tests.serving.test_ends import PAIR, TRACK, tokenizer
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus
+from tests.support.servers import (
     RANDOM_WIDTHS,
     WIDE_WIDTHS,
     RecordedServer,
+    Server,
     dflash_server,
     disaggregated,
     missing_transfer_backend,
     plain_server,
 )
-from tests.support.prompts import corpus
-from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 

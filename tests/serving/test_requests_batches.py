@@ -11,9 +11,8 @@ import pytest
 
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
-from tests.support.pair_servers import RecordedServer
 from tests.support.prompts import chat_ids, random_prompts, schema_of
-from tests.support.servers import Server
+from tests.support.servers import RecordedServer, Server
 
 pytestmark = pytest.mark.engine
 

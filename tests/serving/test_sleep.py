@@ -13,9 +13,8 @@ import pytest
 
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import counted, flush, generate_all
-from tests.support.pair_servers import WINDOWED, RecordedServer, dflash_server, path_with, with_plugin, worker_info
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
+from tests.support.servers import WINDOWED, RecordedServer, Server, dflash_server, path_with, with_plugin, worker_info
 
 PAIR = "tiny-hybrid"
 

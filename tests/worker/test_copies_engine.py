@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.generation import Answer, answers, generate_all, tokens, tokens_per_step
-from tests.support.pair_servers import (
+from tests.support.prompts import message_ids, schema_of
+from tests.support.servers import (
     FEATURES,
     WIDE_WIDTHS,
+    Server,
     changed_drafter,
     dflash_server,
     worker_info,
 )
-from tests.support.prompts import message_ids, schema_of
-from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 

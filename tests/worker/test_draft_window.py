@@ -16,17 +16,17 @@ from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun
 from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus, message_ids
+from tests.support.servers import (
     WIDE_WIDTHS,
     WINDOWED,
     RecordedServer,
+    Server,
     dflash_server,
     recorded_blocks,
     with_plugin,
     worker_info,
 )
-from tests.support.prompts import corpus, message_ids
-from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
