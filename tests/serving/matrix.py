@@ -116,7 +116,18 @@ RANDOM = tuple(
 # A selector's candidates and its walk on two ranks: each rank sees a half of the vocabulary.
 RANKS = (Cell("tiny-hybrid", "dflash2", 8, ("--tp-size", "2")),)
 
-MATRIX = (*FIXED, *RANDOM, *RANKS)
+# Flags of the command lines that most users of a DFlash2 drafter run. Without chunks SGLang reserves 24 GB for
+# activations by default. Its shape, bidirectional and sliding: tests/drafter/test_drafter_shapes.py.
+NO_CACHE = "--disable-radix-cache"
+COMMANDS = tuple(
+    Cell("tiny-hybrid", "dflash2", 8, flags)
+    for flags in (
+        (STRATEGY, "extra_buffer", "--max-running-requests", "1"),
+        ("--disable-cuda-graph", NO_CACHE, "--chunked-prefill-size", "-1", "--mem-fraction-static", "0.5"),
+    )
+)
+
+MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS)
 
 
 class Record:
