@@ -118,11 +118,11 @@ RANKS = (Cell("tiny-hybrid", "dflash2", 8, ("--tp-size", "2")),)
 
 # Flags of the command lines that most users of a DFlash2 drafter run. Without chunks SGLang reserves 24 GB for
 # activations by default. Its shape, bidirectional and sliding: tests/drafter/test_drafter_shapes.py.
-NO_CACHE = "--disable-radix-cache"
+NO_CACHE, ONE = "--disable-radix-cache", ("--max-running-requests", "1")
 COMMANDS = tuple(
     Cell("tiny-hybrid", "dflash2", 8, flags)
     for flags in (
-        (STRATEGY, "extra_buffer", "--max-running-requests", "1"),
+        (STRATEGY, "extra_buffer", *ONE),
         ("--disable-cuda-graph", NO_CACHE, "--chunked-prefill-size", "-1", "--mem-fraction-static", "0.5"),
     )
 )
