@@ -15,7 +15,7 @@ import torch
 from sglang.srt.utils import common
 from torch import Tensor
 
-from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _write, rank
+from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _rank, _write
 
 _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 _TIMES = "sglang_dflash.worker.flight.StepTimer.finished"
@@ -93,15 +93,15 @@ def skew() -> None:
     """
 
     def hidden_states(_: Any, hidden: Tensor, **__: Any) -> None:
-        if rank():
+        if _rank():
             hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
 
     def record(_: None, commit: Any, step: Any) -> None:
         tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
-        _write(f"rank-{rank()}.jsonl", width=step.width, requests=[req.rid for req in step.batch.reqs], **tokens)
+        _write(f"rank-{_rank()}.jsonl", width=step.width, requests=[req.rid for req in step.batch.reqs], **tokens)
 
     _hook("BEFORE", "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token", hidden_states)
-    _hook("AFTER", _CHOOSE, lambda tokens, *_: tokens + 1 if rank() else tokens)
+    _hook("AFTER", _CHOOSE, lambda tokens, *_: tokens + 1 if _rank() else tokens)
     _hook("AFTER", COMMIT, record)
     skew_times()
 
@@ -110,7 +110,7 @@ def skew_times() -> None:
     """Ranks after rank 0 are a hundred times slower."""
 
     def slow(records: Any, *_: Any) -> Any:
-        for record in records if rank() else ():
+        for record in records if _rank() else ():
             record.milliseconds *= 100.0
         return records
 
@@ -121,7 +121,7 @@ def skew_policy() -> None:
     """Ranks after rank 0 count no accepted draft."""
 
     def reject(policy: Any, width: int, lens: Any, *_: Any) -> None:
-        if rank():
+        if _rank():
             lens[:] = [1] * len(lens)
 
     _hook("BEFORE", "sglang_dflash.width.adaptive.AdaptiveWidth.observe", reject)

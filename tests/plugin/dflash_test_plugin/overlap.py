@@ -41,8 +41,8 @@ def streams() -> None:
     _hook("AFTER", sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
     _hook("REPLACE", sglang + "utils.common.async_d2h", async_d2h)
     _hook("REPLACE", sglang + "speculative.spec_utils.record_stream_each", record_stream_each)
-    _hook("AROUND", ours + "sampling.processors.HostCopy.__init__", start_copy)
-    _hook("AROUND", ours + "sampling.processors.HostCopy.wait", wait_for_copy)
+    _hook("AROUND", ours + "processors.HostCopy.__init__", start_copy)
+    _hook("AROUND", ours + "processors.HostCopy.wait", wait_for_copy)
     for around in (before_verify, accept):
         _hook("AROUND", f"{ours}accept.Accept.{around.__name__}", around)
     _hook("AROUND", ours + "state.DraftState.prepare_for_decode", prepare_for_decode)

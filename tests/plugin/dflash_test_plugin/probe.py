@@ -29,7 +29,7 @@ def _write(file: str, **line: Any) -> None:
         lines.write(json.dumps(line) + "\n")
 
 
-def rank() -> int:
+def _rank() -> int:
     from sglang_dflash.upstream.worker import get_parallel
 
     return int(get_parallel().tp_rank)
@@ -91,7 +91,7 @@ def rounds() -> None:
     """``rounds-<rank>.jsonl``: the width of each step and the rank's own requests; checks what each forward is told."""
 
     def record(step: Any, worker: Any, batch: Any) -> Any:
-        _write(f"rounds-{rank()}.jsonl", width=step.width, requests=len(batch.reqs))
+        _write(f"rounds-{_rank()}.jsonl", width=step.width, requests=len(batch.reqs))
         return step
 
     def draft(model: Any, input_ids: Any, positions: Any, forward_batch: Any) -> None:
