@@ -1,14 +1,19 @@
-"""Servers that several files of engine tests share, once per session.
+"""Servers that several files of engine tests share, once per session, and the groups of tests that run together.
 
-Starting a server takes longer than most tests. Files that share one run in the same worker of pytest-xdist
-(``--dist loadgroup``); every other file is a group, so that its tests share what it starts. Engine tests and what
-Triton interprets for a minute come first, so that short tests fill the end of a run (``--no-loadscope-reorder``).
+Starting a server takes longer than most tests. Tests that use the same session or module fixture run in the same worker
+of pytest-xdist (``--dist loadgroup``); an engine test that uses none runs by itself, and the others of a file run
+together. Engine tests and what Triton interprets for a minute come first, so that short tests fill the end of a run
+(``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
 
+import ast
+import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +21,18 @@ from hypothesis import settings
 
 from sglang_dflash_lab.bench.server import free_port
 from tests.support.generation import assert_nothing_leaked
-from tests.support.pair_servers import (
+from tests.support.servers import (
     FEATURES,
     RANDOM_WIDTHS,
+    WINDOWED,
     RecordedServer,
+    Server,
     dflash_server,
+    path_with,
     plain_server,
     with_plugin,
     worker_info,
 )
-from tests.support.servers import Server
 
 settings.register_profile("tests", deadline=None)  # a machine under test is busy
 settings.load_profile("tests")
@@ -34,22 +41,45 @@ settings.load_profile("tests")
 torch.set_num_threads(1)
 
 LONG = {"test_triton.py", "test_sglang_kernels.py", "test_exact.py"}
-SHARED = {"plain_hybrid", "dflash_hybrid", "random_widths_hybrid", "recorded_hybrid", "copies_alone"}
 
 
-def uses_a_shared_server(item: pytest.Item) -> bool:
-    asked = [*getattr(item, "fixturenames", ()), *getattr(getattr(item, "callspec", None), "params", {}).values()]
-    return any(isinstance(name, str) and name in SHARED for name in asked)
+def lasting_fixtures(item: Any) -> set[str]:
+    """What outlives the test: its session and module fixtures of our files, each parameter by itself."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    asked = {*getattr(item, "fixturenames", ()), *(param for param in params.values() if isinstance(param, str))}
+    found = set[str]()
+    for name in asked:
+        *_, used = item.session._fixturemanager.getfixturedefs(name, item) or (None,)
+        if used is not None and used.baseid and used.scope != "function":
+            found.add(f"{used.baseid} {name} {item.callspec.indices[name] if name in params else ''}".strip())
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    sharing = {item.path for item in items if uses_a_shared_server(item)}
+    used = {item: lasting_fixtures(item) for item in items}
+    groups: list[set[str]] = []
+    for fixtures in filter(None, used.values()):
+        shared = [group for group in groups if group & fixtures]
+        groups = [*(group for group in groups if group not in shared), fixtures.union(*shared)]
+    name_of = {fixture: min(group) for group in groups for fixture in group}
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            group = "features" if item.path in sharing else item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(group))
+        alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
     items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """After a run of slow tests: the seconds of each file, and what it proves, by the first line of its docstring."""
+    if config.option.markexpr.startswith("slow"):
+        seconds: Counter[str] = Counter()
+        for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+        for file, spent in seconds.most_common():
+            if spent >= 1:
+                proves = ast.get_docstring(ast.parse((config.rootpath / file).read_text())) or ""
+                terminalreporter.write_line(f"{spent:6.0f} s  {file}  {proves.partition(chr(10))[0]}")
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +141,16 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
     plugin = with_plugin(folder, "drafts", "states", "mixed")
     with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, drafter="dflash2", **plugin) as server:
+        yield RecordedServer(server, folder)
+        assert_nothing_leaked(server)
+
+
+@pytest.fixture(scope="session")
+def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
+    """``tiny-hybrid`` with a draft window, pages and chunks, recorded; its memory can be released."""
+    folder = tmp_path_factory.mktemp("windowed")
+    environment = {**with_plugin(folder, "drafts"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
         yield RecordedServer(server, folder)
         assert_nothing_leaked(server)
 

@@ -16,8 +16,7 @@ import pytest
 
 from tests.bench import clients
 from tests.bench.test_other_tools import ENVIRONMENTS
-from tests.support.pair_servers import FEATURES, dflash_server, plain_server
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, Server, dflash_server, plain_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -22,8 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 from tests.support.generation import flush
-from tests.support.pair_servers import dflash_server, plain_server, worker_info
-from tests.support.servers import Server
+from tests.support.servers import Server, dflash_server, plain_server, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -20,8 +20,7 @@ from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.probe import QUESTIONS
 from sglang_dflash.check.diagnose.verdict import Report, diagnose
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.pair_servers import draft_arguments
-from tests.support.servers import Server, running
+from tests.support.servers import Server, draft_arguments, running
 
 pytestmark = pytest.mark.engine
 

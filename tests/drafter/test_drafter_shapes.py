@@ -29,9 +29,8 @@ from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.checkpoints import write_drafter
 from tests.support.generation import generate_all
-from tests.support.pair_servers import recorded_blocks, target_arguments, with_plugin, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import running
+from tests.support.servers import recorded_blocks, running, target_arguments, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 

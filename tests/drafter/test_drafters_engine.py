@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 from tests.support.generation import Answer, counted, generate, generate_all
-from tests.support.pair_servers import dflash_server, draft_arguments, target_arguments, worker_info
 from tests.support.prompts import corpus
 from tests.support.quantised import write_quantised
-from tests.support.servers import running
+from tests.support.servers import dflash_server, draft_arguments, running, target_arguments, worker_info
 
 PAIR, PROMPTS, NEW_TOKENS = "tiny-dense", 4, 48
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from tests.support.generation import Answer, assert_diverging_only_at_near_ties, assert_nothing_leaked, generate
-from tests.support.pair_servers import BFLOAT16, dflash_server, plain_server
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import BFLOAT16, Server, dflash_server, plain_server
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,9 +16,8 @@ import pytest
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server
 
 pytestmark = pytest.mark.engine
 

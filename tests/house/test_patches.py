@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.generation import generate
-from tests.support.pair_servers import dflash_server
 from tests.support.prompts import corpus
+from tests.support.servers import dflash_server
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.sglang

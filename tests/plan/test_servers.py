@@ -18,14 +18,15 @@ from sglang_dflash.check.pools import Pools, fit
 from sglang_dflash.check.report import preflight
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import flush, generate
-from tests.support.pair_servers import (
+from tests.support.servers import (
+    Server,
     assert_memory_as_estimated,
     dflash_server,
     memory_estimate,
+    running,
     with_plugin,
     worker_info,
 )
-from tests.support.servers import Server, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -17,8 +17,7 @@ from tests.real import MARKS, MODEL, REAL
 from tests.serving.matrix import Record
 from tests.serving.test_exact import TOP, numbers
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.pair_servers import worker_info
-from tests.support.servers import running
+from tests.support.servers import running, worker_info
 
 pytestmark = [*MARKS, pytest.mark.engine]
 

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from sglang_dflash_lab.real.demo import COPIES_ALONE, PROMPTS
 from tests.real import MARKS
 from tests.real.test_equality import COMMON, DTYPES, inputs
+from tests.support.chats import events, seen
 from tests.support.generation import generate_all
-from tests.support.pair_servers import worker_info
-from tests.support.servers import Server, running
+from tests.support.servers import Server, running, worker_info
 
 pytestmark = [*MARKS, pytest.mark.engine]
 
@@ -39,36 +38,26 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         yield plain, copies
 
 
-def chat(server: Server, number: int, **options: Any) -> Any:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600) as client:
-        messages: Any = list(PROMPTS[number][1])
-        reply: Any = client.chat.completions.create(
-            **{"model": "default", "messages": messages, "temperature": 0, "max_tokens": 64, **options}
-        )
-        return list(reply) if options.get("stream") else reply  # a stream ends with its client
+STOPS = {0: ["Monday"], 10: ["\n\n"], 13: ["logger", "item"], 20: ["."]}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+CHATS: list[tuple[int, dict[str, Any]]] = [
+    *((number, {"stop": stop}) for number, stop in STOPS.items()),
+    *((number, STREAM) for number in (2, 12, 23)),
+    (12, {"response_format": {"type": "json_schema", "json_schema": {"name": "service", "schema": SCHEMA}}}),
+]
 
 
-def test_stops(servers: tuple[Server, Server]) -> None:
-    for number, stop in ((0, ["Monday"]), (10, ["\n\n"]), (13, ["logger", "item"]), (20, ["."])):
-        plain, copied = (chat(server, number, stop=stop) for server in servers)
-        assert copied.choices[0].message.content == plain.choices[0].message.content
-        assert copied.choices[0].finish_reason == plain.choices[0].finish_reason == "stop"
-        assert copied.usage == plain.usage
-
-
-def test_streams_and_their_usage(servers: tuple[Server, Server]) -> None:
-    for number in (2, 12, 23):
-        whole = chat(servers[0], number)
-        chunks = chat(servers[1], number, stream=True, stream_options={"include_usage": True})
-        assert (
-            "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
-        )
-        used = chunks[-1].usage
-        assert (used.prompt_tokens, used.completion_tokens) == (
-            whole.usage.prompt_tokens,
-            whole.usage.completion_tokens,
-        )
-        assert len(chunks) < used.completion_tokens
+@pytest.mark.parametrize(("number", "options"), CHATS)
+def test_a_chat(number: int, options: dict[str, Any], servers: tuple[Server, Server]) -> None:
+    body = {"model": "default", "messages": [*PROMPTS[number][1]], "temperature": 0, "max_tokens": 64, **options}
+    plain, copied = (server.post("/v1/chat/completions", body) for server in servers)
+    assert seen(copied) == seen(plain)
+    if "stop" in options:
+        assert seen(copied)["finish_reason"] == "stop"
+    if "stream" in options:
+        assert len(events(copied)) < len(events(plain))
+    if "response_format" in options:
+        assert json.loads(seen(copied)["content"]).keys() == {"name", "port"}
 
 
 def test_log_probabilities(servers: tuple[Server, Server]) -> None:
@@ -78,14 +67,6 @@ def test_log_probabilities(servers: tuple[Server, Server]) -> None:
         for mine, own in zip(ours.meta["output_top_logprobs"], theirs.meta["output_top_logprobs"], strict=True):
             assert [token for _, token, _ in mine] == [token for _, token, _ in own]
             assert [value for value, *_ in mine] == pytest.approx([value for value, *_ in own], abs=1e-3)
-
-
-def test_a_schema(servers: tuple[Server, Server]) -> None:
-    shape = {"type": "json_schema", "json_schema": {"name": "service", "schema": SCHEMA}}
-    plain, copied = (chat(server, 12, response_format=shape) for server in servers)
-    assert copied.choices[0].message.content == plain.choices[0].message.content
-    assert json.loads(copied.choices[0].message.content).keys() == {"name", "port"}
-    assert copied.usage == plain.usage
 
 
 def test_tensor_parallel_ranks(tmp_path: Path) -> None:

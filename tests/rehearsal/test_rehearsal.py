@@ -12,8 +12,7 @@ from tests.rehearsal.launches import CATCHES_UP, engines, most
 from tests.rehearsal.run import both, differences, rehearsed, run
 from tests.rehearsal.scenarios import DENSE, HYBRID, RANDOM_WIDTHS, REPLAY, SCENARIOS, TURNS, adjusted, ask
 from tests.support.generation import Answer, counted, generate_all
-from tests.support.pair_servers import dflash_server, disaggregated, missing_transfer_backend, worker_info
-from tests.support.servers import Server
+from tests.support.servers import Server, dflash_server, disaggregated, missing_transfer_backend, worker_info
 
 # Four requests take turns in two rows. Without a backup for retracted requests a decoding server overlaps.
 FLAGS = (

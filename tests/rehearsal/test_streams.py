@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.generation import Params, assert_nothing_leaked, generate
-from tests.support.pair_servers import FEATURES, dflash_server, with_plugin
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, Server, dflash_server, with_plugin
 
 # --- a real server, whose scheduler, forward and copy streams are emulated
 

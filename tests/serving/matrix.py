@@ -28,7 +28,7 @@ from sglang_dflash.plan.plan import reasons_against_exact
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
-from tests.support.pair_servers import BFLOAT16, RANDOM_WIDTHS
+from tests.support.servers import BFLOAT16, RANDOM_WIDTHS
 
 EXACT = (*BFLOAT16, DETERMINISTIC_FLAG)
 IN_EXACT_MODE = bool(os.environ.get("EXACT"))
@@ -116,7 +116,18 @@ RANDOM = tuple(
 # A selector's candidates and its walk on two ranks: each rank sees a half of the vocabulary.
 RANKS = (Cell("tiny-hybrid", "dflash2", 8, ("--tp-size", "2")),)
 
-MATRIX = (*FIXED, *RANDOM, *RANKS)
+# Flags of the command lines that most users of a DFlash2 drafter run. Without chunks SGLang reserves 24 GB for
+# activations by default. Its shape, bidirectional and sliding: tests/drafter/test_drafter_shapes.py.
+NO_CACHE, ONE = "--disable-radix-cache", ("--max-running-requests", "1")
+COMMANDS = tuple(
+    Cell("tiny-hybrid", "dflash2", 8, flags)
+    for flags in (
+        (STRATEGY, "extra_buffer", *ONE),
+        ("--disable-cuda-graph", NO_CACHE, "--chunked-prefill-size", "-1", "--mem-fraction-static", "0.5"),
+    )
+)
+
+MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS)
 
 
 class Record:

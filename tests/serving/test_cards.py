@@ -20,8 +20,16 @@ from sglang_dflash_lab.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER, NAMES, VOCAB, card, shrink_drafter, shrink_target
 from tests.support.checkpoints import assert_greedy, spread_weights
 from tests.support.generation import answers, flush
-from tests.support.pair_servers import assert_memory_as_estimated, memory_estimate, with_plugin, worker_info
-from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running
+from tests.support.servers import (
+    LAUNCH_SERVER,
+    SGLANG_SERVE,
+    Server,
+    assert_memory_as_estimated,
+    memory_estimate,
+    running,
+    with_plugin,
+    worker_info,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -73,7 +73,7 @@ def asked(server: Server, kind: str, **more: Any) -> list[httpx.Response]:
     return answers
 
 
-QUICK = ("no thoughts", "schema", "two calls")
+QUICK = ("schema", "two calls")
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BODIES]
 
 

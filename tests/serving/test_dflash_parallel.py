@@ -24,10 +24,9 @@ from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.bench.tasks import load
 from tests.support.broken_pairs import BROKEN, write_pair
 from tests.support.generation import assert_nothing_leaked, flush, generate_all
-from tests.support.pair_servers import dflash_server, plain_server, with_plugin, worker_info
 from tests.support.preloaded import run
 from tests.support.prompts import corpus, message_ids
-from tests.support.servers import START_SECONDS, Server, started
+from tests.support.servers import START_SECONDS, Server, dflash_server, plain_server, started, with_plugin, worker_info
 
 NEW_TOKENS = 48
 VOCABULARY = 1024  # of the tiny pairs

@@ -1,4 +1,4 @@
-"""``sglang serve``: requests that come, go and end at awkward moments give their slots back; a process that dies."""
+"""Requests that come, go and end at awkward moments give their slots back; a process that dies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import changed_drafter, dflash_server, strict, with_plugin, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import SGLANG_SERVE, Server
+from tests.support.servers import Server, changed_drafter, dflash_server, strict, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 
@@ -39,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     drafter = changed_drafter(PAIR, folder, max_position_embeddings=64)
     environment = {**strict(), **with_plugin(folder, "history"), COPIES_SWITCH: "1"}
-    with dflash_server(PAIR, folder, *arguments, drafter=drafter, launcher=SGLANG_SERVE, **environment) as server:
+    with dflash_server(PAIR, folder, *arguments, drafter=drafter, **environment) as server:
         yield server
 
 

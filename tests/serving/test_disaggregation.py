@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from tests.support.generation import Answer, counted, flush, generate_all
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus
+from tests.support.servers import (
     RANDOM_WIDTHS,
     RETRACTED,
     WIDE,
     Disaggregated,
+    Server,
     dflash_server,
     disaggregated,
     missing_transfer_backend,
     with_plugin,
     worker_info,
 )
-from tests.support.prompts import corpus
-from tests.support.servers import Server
 
 NEW_TOKENS = 48
 WINDOW = ("--speculative-draft-window-size", "64")

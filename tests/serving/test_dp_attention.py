@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +19,38 @@ import httpx
 import pytest
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
-from sglang_dflash_lab.pairs import target_path
-from sglang_dflash_lab.train.hf import load_model
-from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus, random_prompts
+from tests.support.servers import (
     FEATURES,
     RANDOM_WIDTHS,
     RETRACTED,
+    Server,
     dflash_server,
     plain_server,
     with_plugin,
 )
-from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NEW = 40
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "penalties": {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.2},
-    "grammar": {
-        "json_schema": '{"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}}, "required": ["a"]}'
-    },
+PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.2}
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}}, "required": ["a"]}'
+KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "penalties": PENALTIES, "grammar": {"json_schema": SCHEMA}}
+# Requests, how many at once, the rank of each (None leaves it to the server), and their kind.
+LOADS: dict[str, tuple[int, int, Callable[[int], int | None], str]] = {
+    "rank 1 is idle": (5, 2, lambda i: 0, "greedy"),
+    "rank 0 is idle": (5, 2, lambda i: 1, "greedy"),
+    "6 to 2": (16, 8, lambda i: int(i % 4 == 3), "greedy"),
+    "15 to 1": (16, 16, lambda i: int(i == 5), "greedy"),
+    "they come one after the other": (16, 3, lambda i: None, "greedy"),
+    "with penalties": (5, 5, lambda i: i % 2, "penalties"),
+    "with a grammar": (5, 5, lambda i: i % 2, "grammar"),
 }
-# Requests at once, and the rank of each; None leaves it to the server.
-LOADS: dict[str, tuple[int, Callable[[int], int | None]]] = {
-    "rank 1 is idle": (2, lambda i: 0),
-    "rank 0 is idle": (2, lambda i: 1),
-    "6 to 2": (8, lambda i: int(i % 4 == 3)),
-    "15 to 1": (16, lambda i: int(i == 5)),
-    "they come one after the other": (3, lambda i: None),
-}
-FEW = 5  # requests of the first two loads, and of each other kind
 
 
-def ranks(tp: int, groups: int) -> tuple[str, ...]:
-    return ("--tp-size", str(tp), "--attn-dp-size", str(groups), "--enable-dp-lm-head")
+def ranks(number: int) -> tuple[str, ...]:
+    return ("--tp-size", str(number), "--attn-dp-size", str(number), "--enable-dp-lm-head")
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,7 @@ class Case:
     flags: tuple[str, ...] = ()
     drafter: str = "good"
     block: int = 16
-    tp: int = 2
-    groups: int = 2
+    ranks: int = 2  # each a group
     plugin: tuple[str, ...] = ("rounds",)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -80,7 +74,7 @@ CASES = {
     "mixture of experts, random widths, copies, retraction": Case(
         "tiny-moe", RANDOM_WIDTHS, "good", 32, environment=RETRACTED
     ),
-    "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, tp=4, groups=4),
+    "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, ranks=4),
 }
 
 
@@ -91,20 +85,30 @@ class Served:
     folder: Path
 
     def steps(self) -> list[list[dict[str, Any]]]:
-        """Return what each rank recorded of its steps."""
-        files = [self.folder / f"rounds-{rank}.jsonl" for rank in range(self.case.tp)]
-        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        """Return what each rank recorded of its steps, of one width each.
+
+        Of the last step, which an end overtook, a rank's line may still be missing.
+        """
+        files = [self.folder / f"rounds-{rank}.jsonl" for rank in range(self.case.ranks)]
+        found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        widths = [[step["width"] for step in rank] for rank in found]
+        shortest = min(map(len, widths))
+        assert shortest and max(map(len, widths)) <= shortest + 1
+        assert all(each[:shortest] == widths[0][:shortest] for each in widths)
+        return found
 
     def sections(self) -> list[dict[str, Any]]:
         states = self.server.get("/server_info").json()["internal_states"]
-        assert len(states) == self.case.groups
-        return [state["sglang_dflash"] for state in states]
+        sections = [state["sglang_dflash"] for state in states]
+        assert len(sections) == self.case.ranks
+        assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
+        return sections
 
 
 @pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     case, folder = CASES[request.param], tmp_path_factory.mktemp("served")
-    flags = (*ranks(case.tp, case.groups), "--enable-metrics", *case.flags)
+    flags = (*ranks(case.ranks), "--enable-metrics", *case.flags)
     environment = {**case.environment, **with_plugin(folder, *case.plugin)}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:
@@ -117,20 +121,16 @@ Expected = Callable[[str, str], list[list[int]]]
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """Return the tokens of a pair's target on one rank, by kind of request; without overlap for the penalties."""
-    known: dict[str, dict[str, list[list[int]]]] = {}
 
-    def of(pair: str, kind: str) -> list[list[int]]:
-        if pair not in known:
-            folder = tmp_path_factory.mktemp("plain")
-            flags, plugin = ("--disable-overlap-schedule",), with_plugin(folder, "penalty_order")
-            with plain_server(pair, folder, *flags, base=FEATURES, **plugin) as server:
-                known[pair] = {
-                    name: [answer.tokens for answer in ask(server, prompts(pair)[:number], 8, lambda i: None, **params)]
-                    for (name, params), number in zip(KINDS.items(), (16, FEW, FEW), strict=True)
-                }
-        return known[pair][kind]
+    @cache
+    def known(pair: str) -> dict[str, list[list[int]]]:
+        folder = tmp_path_factory.mktemp("plain")
+        flags, plugin = ("--disable-overlap-schedule",), with_plugin(folder, "penalty_order")
+        with plain_server(pair, folder, *flags, base=FEATURES, **plugin) as server:
+            asked = {kind: ask(server, prompts(pair), 8, lambda i: None, **params) for kind, params in KINDS.items()}
+        return {kind: [answer.tokens for answer in answers] for kind, answers in asked.items()}
 
-    return of
+    return lambda pair, kind: known(pair)[kind]
 
 
 def prompts(pair: str) -> list[list[int]]:
@@ -146,53 +146,17 @@ def ask(server: Server, inputs: list[list[int]], concurrency: int, rank: Callabl
         return list(pool.map(one, range(len(inputs))))
 
 
-def assert_one_width_per_step(steps: list[list[dict[str, Any]]]) -> None:
-    """Of the last step, which an end overtook, a rank's line may still be missing."""
-    widths = [[step["width"] for step in rank] for rank in steps]
-    shortest = min(map(len, widths))
-    assert shortest and max(map(len, widths)) <= shortest + 1
-    assert all(each[:shortest] == widths[0][:shortest] for each in widths)
-
-
-def test_two_ranks_with_random_widths_answer_greedily(tmp_path: Path) -> None:
-    """Alone on one rank, then together on both."""
-    pair, model = "tiny-dense", load_model(target_path("tiny-dense"))
-    inputs = corpus(pair, 6, seed=3)
-    flags = (*ranks(2, 2), *RANDOM_WIDTHS, "--max-running-requests", "8")
-    with dflash_server(pair, tmp_path, *flags, **with_plugin(tmp_path, "rounds")) as server:
-        served = Served(Case(pair), server, tmp_path)
-        answers = ask(server, inputs[:2], 1, lambda i: 1) + ask(server, inputs, 6, lambda i: int(i == 4))
-        assert_one_width_per_step(served.steps())
-        batches = {step["requests"] for step in served.steps()[0]}
-        assert 0 in batches and max(batches) > 1
-        assert all(sum(section["steps_by_width"].values()) for section in served.sections())
-        assert_nothing_leaked(server)
-    for prompt, answer in zip([*inputs[:2], *inputs], answers, strict=True):
-        assert_greedy(model, prompt, answer.tokens)
-    assert max(answer.meta["spec_accept_length"] for answer in answers) > 1.5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS)
 def test_answers_are_plain_decodings_under_unequal_loads(load: str, served: Served, plain: Expected) -> None:
-    concurrency, rank = LOADS[load]
-    number = FEW if "idle" in load else 16
+    number, concurrency, rank, kind = LOADS[load]
     flush(served.server)
-    answers = ask(served.server, prompts(served.case.pair)[:number], concurrency, rank)
-    assert [answer.tokens for answer in answers] == plain(served.case.pair, "greedy")[:number]
-    assert max(answer.meta["spec_accept_length"] for answer in answers) > 1.2
-    assert_one_width_per_step(served.steps())
+    answers = ask(served.server, prompts(served.case.pair)[:number], concurrency, rank, **KINDS[kind])
+    assert [answer.tokens for answer in answers] == plain(served.case.pair, kind)[:number]
+    if kind == "greedy":
+        assert max(answer.meta["spec_accept_length"] for answer in answers) > 1.2
+    served.steps()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["penalties", "grammar"])
-def test_requests_with_penalties_or_a_grammar_too(kind: str, served: Served, plain: Expected) -> None:
-    flush(served.server)
-    answers = ask(served.server, prompts(served.case.pair)[:FEW], FEW, lambda i: i % 2, **KINDS[kind])
-    assert [answer.tokens for answer in answers] == plain(served.case.pair, kind)
-
-
-@pytest.mark.slow
 def test_seeded_requests_are_the_same_alone_and_among_others(served: Served) -> None:
     inputs = prompts(served.case.pair)[:4]
 
@@ -205,29 +169,16 @@ def test_seeded_requests_are_the_same_alone_and_among_others(served: Served) -> 
         assert list(pool.map(lambda i: seeded(i, i % 2), range(len(inputs)))) == alone
 
 
-@pytest.mark.slow
 def test_groups_draw_different_noise(served: Served) -> None:
     """Each group's first request without a seed."""
     [prompt], params = random_prompts(served.case.pair, 1), {"temperature": 1.5, "ignore_eos": True}
     drawn = [
         generate(served.server, prompt, NEW, sampling_params=params, routed_dp_rank=rank).tokens
-        for rank in range(served.case.groups)
+        for rank in range(served.case.ranks)
     ]
     assert all(each != drawn[0] for each in drawn[1:])
 
 
-@pytest.mark.slow
-def test_cached_prefixes_are_used(served: Served, plain: Expected) -> None:
-    inputs = [(prompt * 3)[-150:] for prompt in prompts(served.case.pair)[:4]]
-    flush(served.server)
-    first, second = (ask(served.server, inputs, 4, lambda i: i % 2) for _ in range(2))
-    assert [answer.tokens for answer in first] == [answer.tokens for answer in second]
-    # A draft window ends a hit one window before the end, and a hybrid's prompt has a snapshot near its end only.
-    if "--speculative-draft-window-size" not in served.case.flags:
-        assert max(answer.meta["cached_tokens"] for answer in second) > 0
-
-
-@pytest.mark.slow
 def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
     inputs, whole = prompts(served.case.pair), {"ignore_eos": True}
     with ThreadPoolExecutor(8) as pool:
@@ -247,32 +198,27 @@ def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected
     assert [answer.tokens for answer in found] == plain(served.case.pair, "greedy")[4:8]
 
 
-@pytest.mark.slow
 def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served) -> None:
     """The last test of each server."""
+    case, steps, sections = served.case, served.steps(), served.sections()
     assert_nothing_leaked(served.server)
-    steps, sections = served.steps(), served.sections()
-    assert_one_width_per_step(steps)
     assert all(any(step["requests"] == 0 for step in rank) for rank in steps), "no rank was idle"
     assert all(section["width"] == sections[0]["width"] for section in sections)
-    assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
     metrics = served.server.get("/metrics").text
     counted = set(re.findall(r"^sglang_dflash:steps_total\{[^}]*dp_rank=\"(\d)\"", metrics, re.MULTILINE))
-    assert counted == {str(group) for group in range(served.case.groups)}
-    if served.case.flags[:1] == ("--speculative-adaptive",):
+    assert counted == {str(group) for group in range(case.ranks)}
+    if case.flags == ("--speculative-adaptive",):
         assert len({step["width"] for step in steps[0]}) > 1
-    if "--speculative-adaptive-config" not in served.case.flags and sections[0]["adaptive"]:
         assert sections[0]["width"]["costs"]["measured"] > 0
-    if served.case.environment == RETRACTED:
+    if case.environment == RETRACTED:
         assert "etract" in served.server.log
-    assert [section["requests"]["asked"] for section in sections] == [16 // served.case.groups] * served.case.groups
+    assert [section["requests"]["asked"] for section in sections] == [16 // case.ranks] * case.ranks
 
 
-@pytest.mark.slow
 def test_ranks_that_learn_different_things_are_one_error_each(tmp_path: Path) -> None:
     """And not two ranks that wait for each other with blocks of different widths."""
     inputs, plugin = corpus("tiny-hybrid", 4, seed=4), with_plugin(tmp_path, "skew_policy")
-    flags = (*ranks(2, 2), "--speculative-adaptive")
+    flags = (*ranks(2), "--speculative-adaptive")
     with (
         pytest.raises((httpx.HTTPError, AssertionError)),
         dflash_server("tiny-hybrid", tmp_path, *flags, **plugin) as server,

@@ -17,9 +17,8 @@ import transformers
 from sglang_dflash_lab.pairs import target_path
 from tests.support.chats import events
 from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
-from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server
 
 pytestmark = pytest.mark.engine
 
@@ -137,7 +136,7 @@ def test_every_end_under_other_schedules(
 
 
 # Every kind, fed to SGLang's own code without a server: ``tests/hooks/test_runs_of_tokens.py``.
-QUICK = ("two strings", "token before string", "string and pattern", "end of text", "grammar")
+QUICK = ("two strings", "string and pattern", "grammar")
 
 
 @pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in ENDS])

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
-from tests.support.pair_servers import worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import Server, worker_info
 
 pytestmark = pytest.mark.engine
 
@@ -39,7 +38,7 @@ def present(file: Path, text: str = "") -> Iterator[None]:
     file.unlink()
 
 
-@pytest.mark.parametrize("fault", ["nan_context", "nan_drafts"])
+@pytest.mark.parametrize("fault", ["nan_context", pytest.param("nan_drafts", marks=pytest.mark.slow)])
 def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
     fault: str, dflash_hybrid: Server, healthy: list[Answer]
 ) -> None:

@@ -31,8 +31,16 @@ from sglang_dflash_lab.train.drafter import Drafter
 from sglang_dflash_lab.train.reference_decoder import DrafterRun
 from tests.support.checkpoints import COMMON, EXPERTS, GDN, MROPE, spread_weights, write_drafter
 from tests.support.generation import assert_nothing_leaked, flush
-from tests.support.pair_servers import RANDOM_WIDTHS, RETRACTED, TRACKED, recorded_blocks, with_plugin, worker_info
-from tests.support.servers import Server, running
+from tests.support.servers import (
+    RANDOM_WIDTHS,
+    RETRACTED,
+    TRACKED,
+    Server,
+    recorded_blocks,
+    running,
+    with_plugin,
+    worker_info,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -121,10 +129,6 @@ class Picture:
     seed: int = 0
 
     @property
-    def tokens(self) -> int:
-        return self.columns * self.rows
-
-    @property
     def image(self) -> Image.Image:
         shape = (self.rows * TOKEN_PIXELS, self.columns * TOKEN_PIXELS, 3)
         return Image.fromarray(np.random.default_rng(self.seed).integers(0, 256, shape, dtype=np.uint8))
@@ -139,12 +143,12 @@ class Picture:
 Prompt = Sequence[str | Picture]
 
 
-def text_of(prompt: Prompt) -> str:
-    return "".join(part if isinstance(part, str) else PLACEHOLDER for part in prompt)
-
-
 def pictures_of(prompt: Prompt) -> list[Picture]:
     return [part for part in prompt if isinstance(part, Picture)]
+
+
+def text_of(prompt: Prompt) -> str:
+    return "".join(part if isinstance(part, str) else PLACEHOLDER for part in prompt)
 
 
 def inputs_of(prompt: Prompt, processor: transformers.ProcessorMixin) -> Any:
@@ -153,21 +157,7 @@ def inputs_of(prompt: Prompt, processor: transformers.ProcessorMixin) -> Any:
     return processor(text=[text_of(prompt)], images=images or None, return_tensors="pt")
 
 
-def generate(server: Server, prompts: Sequence[Prompt], max_new_tokens: int, names: Sequence[str]) -> list[Any]:
-    """Send one ``/generate`` request with every prompt; ``names`` are their request ids."""
-    body: dict[str, Any] = {
-        "rid": list(names),
-        "text": [text_of(prompt) for prompt in prompts],
-        "image_data": [[picture.url for picture in pictures_of(prompt)] for prompt in prompts],
-        "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
-    }
-    response = server.post("/generate", body)
-    assert response.status_code == 200, response.text
-    answers: list[Any] = response.json()
-    return answers
-
-
-def chat(server: Server, prompt: Prompt, max_tokens: int) -> str:
+def chat(server: Server, prompt: Prompt) -> str:
     """Return the answer's text to one user message."""
     content = [
         {"type": "text", "text": part}
@@ -175,9 +165,8 @@ def chat(server: Server, prompt: Prompt, max_tokens: int) -> str:
         else {"type": "image_url", "image_url": {"url": part.url}}
         for part in prompt
     ]
-    body: dict[str, Any] = {"model": "served", "messages": [{"role": "user", "content": content}]}
-    body |= {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
-    response = server.post("/v1/chat/completions", body)
+    body: dict[str, Any] = {"model": "served", "messages": [{"role": "user", "content": content}], "temperature": 0}
+    response = server.post("/v1/chat/completions", {**body, "max_tokens": NEW_TOKENS, "ignore_eos": True})
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["message"]["content"]
     return text
@@ -186,21 +175,12 @@ def chat(server: Server, prompt: Prompt, max_tokens: int) -> str:
 class Reading:
     """A prompt and its answer read by transformers in one pass: greedy tokens, and the drafter's context features.
 
-    Args:
-        model: the target; its own code finds the M-RoPE positions.
-        answer: tokens.
+    The target's own code finds the M-RoPE positions.
     """
 
-    def __init__(
-        self,
-        model: transformers.PreTrainedModel,
-        processor: transformers.ProcessorMixin,
-        drafter: Drafter,
-        prompt: Prompt,
-        answer: Sequence[int],
-    ) -> None:
-        self._model, self._drafter = model, drafter
-        inputs = inputs_of(prompt, processor)
+    def __init__(self, pair: Pair, prompt: Prompt, answer: Sequence[int]) -> None:
+        self._model, self._drafter = model, drafter = pair.model, pair.drafter
+        inputs = inputs_of(prompt, pair.processor)
         ids = torch.cat((inputs["input_ids"], torch.tensor([list(answer)])), dim=1)
         self.tokens: list[int] = ids[0].tolist()
         self.is_image = ids == IMAGE_TOKEN
@@ -267,21 +247,12 @@ PROMPTS: dict[str, Prompt] = {
 BASE = ("--dtype", "float32", "--max-running-requests", "8", "--chunked-prefill-size", str(CHUNK))
 
 
-@dataclass(frozen=True)
 class Pair:
     """A vision-language target and its drafter, on disk and in transformers."""
 
-    name: str
-    folder: Path
-    model: transformers.PreTrainedModel
-    drafter: Drafter
-    processor: transformers.ProcessorMixin
-
-    @classmethod
-    def write(cls, name: str, folder: Path) -> Pair:
-        return cls(
-            name, folder, write_target(name, folder / "target"), drafter_for_images(folder / "drafter"), processor()
-        )
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder, self.processor = name, folder, processor()
+        self.model, self.drafter = write_target(name, folder / "target"), drafter_for_images(folder / "drafter")
 
     @contextlib.contextmanager
     def plain(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
@@ -308,8 +279,16 @@ class Pair:
 
 def ask(server: Server, names: list[str], attempt: str) -> dict[str, dict[str, Any]]:
     """The prompts of these names in one request."""
-    found = generate(server, [PROMPTS[n] for n in names], NEW_TOKENS, [f"{n}/{attempt}" for n in names])
-    return dict(zip(names, found, strict=True))
+    prompts = [PROMPTS[name] for name in names]
+    body: dict[str, Any] = {
+        "rid": [f"{name}/{attempt}" for name in names],
+        "text": [text_of(prompt) for prompt in prompts],
+        "image_data": [[picture.url for picture in pictures_of(prompt)] for prompt in prompts],
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+    }
+    response = server.post("/generate", body)
+    assert response.status_code == 200, response.text
+    return dict(zip(names, response.json(), strict=True))
 
 
 def tokens(answers: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
@@ -318,7 +297,7 @@ def tokens(answers: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair.write("qwen3_5", tmp_path_factory.mktemp("pair"))
+    return Pair("qwen3_5", tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture(scope="module")
@@ -332,15 +311,19 @@ def test_answers_are_the_targets_together_and_from_the_prefix_cache(pair: Pair, 
     server, folder = served
     answers = tokens(ask(server, list(PROMPTS), "uncorrected"))
     for name, answer in answers.items():
-        assert Reading(pair.model, pair.processor, pair.drafter, PROMPTS[name], answer).greedy == answer, name
+        assert Reading(pair, PROMPTS[name], answer).greedy == answer, name
     assert answers["image"] != answers["other image"], "the image does not matter"
     (folder / "answers.json").write_text(json.dumps(answers))
     cached = assert_answers(server, answers)
-    assert cached["long text"] - first_image_token(pair, "long text") > DOG.tokens, "no hit ends after an image"
+    assert cached["long text"] - first_image_token(pair, "long text") > DOG.columns * DOG.rows, (
+        "no hit ends after an image"
+    )
     flush(server)  # alone: among others, the ends of its chunks depend on when they arrive
     alone, hit = (ask(server, ["large"], attempt)["large"] for attempt in ("alone", "hit"))
     assert alone["output_ids"] == hit["output_ids"] == answers["large"]
-    assert 0 < hit["meta_info"]["cached_tokens"] - first_image_token(pair, "large") < LARGE.tokens, "none inside one"
+    assert 0 < hit["meta_info"]["cached_tokens"] - first_image_token(pair, "large") < LARGE.columns * LARGE.rows, (
+        "none inside one"
+    )
 
 
 def first_image_token(pair: Pair, name: str) -> int:
@@ -370,7 +353,7 @@ def assert_drafts(pair: Pair, server: Server, folder: Path, window: int | None =
     answers = {(name, attempt): a for attempt in ("fresh", "cached") for name, a in ask(server, names, attempt).items()}
     told_apart = {"rope": False, "blind": False}
     for (name, attempt), answer in answers.items():
-        reading = Reading(pair.model, pair.processor, pair.drafter, PROMPTS[name], answer["output_ids"])
+        reading = Reading(pair, PROMPTS[name], answer["output_ids"])
         assert reading.greedy == answer["output_ids"], name
         # A step that was launched before the request's end was known has a block after it.
         found = recorded_blocks(folder, f"{name}/{attempt}")
@@ -404,11 +387,11 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
 @pytest.mark.parametrize("case", OTHERWISE)
 def test_served_otherwise(case: str, tmp_path: Path) -> None:
     name, flags, environment = OTHERWISE[case]
-    pair = Pair.write(name, tmp_path)
+    pair = Pair(name, tmp_path)
     with pair.plain(tmp_path) as server:
-        answers, said = tokens(ask(server, list(PROMPTS), "plain")), chat(server, PROMPTS["two"], NEW_TOKENS)
+        answers, said = tokens(ask(server, list(PROMPTS), "plain")), chat(server, PROMPTS["two"])
     (tmp_path / "answers.json").write_text(json.dumps(answers))
     with pair.ours(tmp_path, *flags, **environment) as server:
         assert_answers(server, answers)
-        assert chat(server, PROMPTS["two"], NEW_TOKENS) == said
+        assert chat(server, PROMPTS["two"]) == said
         assert_drafts(pair, server, tmp_path, WINDOW if case == "draft window" else None)

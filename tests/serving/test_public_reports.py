@@ -15,17 +15,17 @@ import pytest
 
 from tests.serving.test_ends import PAIR, TRACK, tokenizer
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
-from tests.support.pair_servers import (
+from tests.support.prompts import corpus
+from tests.support.servers import (
     RANDOM_WIDTHS,
     WIDE_WIDTHS,
     RecordedServer,
+    Server,
     dflash_server,
     disaggregated,
     missing_transfer_backend,
     plain_server,
 )
-from tests.support.prompts import corpus
-from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -114,18 +114,13 @@ def check(server: Server, plain: Server, most: int = POOL - 2) -> None:
     assert_nothing_leaked(server)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        pytest.param((*WIDE_WIDTHS, "--speculative-num-draft-tokens", "32"), marks=pytest.mark.slow),
-        pytest.param(("--speculative-draft-window-size", "64"), marks=pytest.mark.slow),
-    ],
-)
+# The fast proof, without a server: ``tests/worker/test_state.py``.
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [(), WIDE_WIDTHS, ("--speculative-draft-window-size", "64")])
 def test_a_request_that_fills_the_pool_ends_by_length(
     arguments: tuple[str, ...], plain_hybrid: Server, tmp_path: Path
 ) -> None:
-    block = 32 if "32" in arguments else 16
+    block = 32 if arguments == WIDE_WIDTHS else 16
     with dflash_server(PAIR, tmp_path, *SHORT, *arguments, block=block) as server:
         check(server, plain_hybrid)
 

@@ -11,9 +11,8 @@ import pytest
 
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
-from tests.support.pair_servers import RecordedServer
 from tests.support.prompts import chat_ids, random_prompts, schema_of
-from tests.support.servers import Server
+from tests.support.servers import RecordedServer, Server
 
 pytestmark = pytest.mark.engine
 
@@ -39,11 +38,6 @@ def alone(dflash_hybrid: Server) -> list[list[int]]:
     reseeded = [{**params, "sampling_seed": 7} for params in SEEDED]
     assert all(a != b for a, b in zip(found, tokens(answers(dflash_hybrid, PROMPTS, reseeded)), strict=True))
     return found
-
-
-def test_a_seed_gives_the_same_text_in_a_batch_of_its_like(dflash_hybrid: Server, alone: list[list[int]]) -> None:
-    assert tokens(answers(dflash_hybrid, PROMPTS, SEEDED)) == alone
-    assert tokens(answers(dflash_hybrid, PROMPTS[::-1], SEEDED[::-1])) == alone[::-1]
 
 
 def test_a_seed_gives_the_same_text_beside_other_kinds_of_requests(

@@ -25,9 +25,8 @@ from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.train.drafter import FULL
 from tests.support.checkpoints import build, write_drafter
 from tests.support.generation import Params, answers, tokens
-from tests.support.pair_servers import BASE, TRACKED, with_plugin, worker_info
 from tests.support.probability import p_value
-from tests.support.servers import Server, running
+from tests.support.servers import BASE, TRACKED, Server, running, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 QUICK = "penalties and filters"

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dflash_lab.pairs import NOISY
 from sglang_dflash_lab.train.rollouts import SERVER, Loop
-from tests.support.pair_servers import dflash_server, plain_server, worker_info
+from tests.support.servers import dflash_server, plain_server, worker_info
 
 pytestmark = pytest.mark.engine
 

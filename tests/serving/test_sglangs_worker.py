@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.generation import Answer, generate
-from tests.support.pair_servers import draft_arguments, recorded_blocks, target_arguments, with_plugin
 from tests.support.prompts import corpus
-from tests.support.servers import running
+from tests.support.servers import draft_arguments, recorded_blocks, running, target_arguments, with_plugin
 
 PAIR, NEW_TOKENS = "tiny-hybrid", 96
 PEERS = Path(__file__).parents[2] / "lab/sglang_dflash_lab/measure/peers"

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import counted, flush, generate_all
-from tests.support.pair_servers import dflash_server, worker_info
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
+from tests.support.servers import WINDOWED, RecordedServer, Server, dflash_server, path_with, with_plugin, worker_info
 
 PAIR = "tiny-hybrid"
-SAVER = Path(__file__).parents[1] / "memory_saver"
 
 
 def ask(server: Server) -> list[tuple[list[int], int]]:
@@ -27,32 +24,37 @@ def ask(server: Server) -> list[tuple[list[int], int]]:
     return counted(generate_all(server, [*corpus(PAIR, 4), *random_prompts(PAIR, 2)], 6, 48))
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("tags", [["weights", "kv_cache"], pytest.param([None], marks=pytest.mark.slow)])
-def test_after_a_resume_nothing_stale_is_read(tags: list[str | None], tmp_path: Path) -> None:
-    """As trainers sleep: by tag, an update of the target alone in between; text and accept counts are as before."""
-    flags = ("--enable-memory-saver", "--speculative-draft-window-size", "24")
-    path = os.pathsep.join(filter(None, (str(SAVER), os.environ.get("PYTHONPATH"))))
-    environment = {"PYTHONPATH": path, "SGLANG_DFLASH_TEST_FOLDER": str(tmp_path), "SGLANG_DFLASH_COPIES": "1"}
-    with dflash_server(PAIR, tmp_path, *flags, **environment) as server:
-        assert "backed up" in server.log
-        before = ask(server)
-        for _ in range(2):
-            for tag in tags:
-                body = {} if tag is None else {"tags": [tag]}
-                assert server.post("/release_memory_occupation", body).status_code == 200
-            for tag in tags:
-                body = {} if tag is None else {"tags": [tag]}
-                assert server.post("/resume_memory_occupation", body).status_code == 200
-                if tag in ("weights", None):
-                    loaded = server.post("/update_weights_from_disk", {"model_path": str(target_path(PAIR))})
-                    assert loaded.status_code == 200, loaded.text
-            assert ask(server) == before
-        memory, regions = worker_info(server)["memory_bytes"], json.loads((tmp_path / "regions.json").read_text())
+def sleep(server: Server, tags: list[str | None], folder: Path) -> None:
+    """As trainers do: by tag, an update of the target alone in between; text and accept counts are as before."""
+    assert "backed up" in server.log
+    before, bodies = ask(server), [{} if tag is None else {"tags": [tag]} for tag in tags]
+    for _ in range(2):
+        for body in bodies:
+            assert server.post("/release_memory_occupation", body).status_code == 200
+        for body in bodies:
+            assert server.post("/resume_memory_occupation", body).status_code == 200
+            if body.get("tags") != ["kv_cache"]:
+                loaded = server.post("/update_weights_from_disk", {"model_path": str(target_path(PAIR))})
+                assert loaded.status_code == 200, loaded.text
+        assert ask(server) == before
+    memory, regions = worker_info(server)["memory_bytes"], json.loads((folder / "regions.json").read_text())
     # What is inside the regions; token histories are not.
     assert regions["weights"] > memory["target_weights"] + memory["drafter_weights"]
     pools = sum(memory[name] for name in ("target_kv", "draft_kv", "states", "scratch"))
-    assert pools <= regions["kv_cache"] < pools + memory["history"]
+    assert pools <= regions["kv_cache"] < pools + (memory["history"] or pools)
+
+
+@pytest.mark.engine
+def test_after_a_resume_nothing_stale_is_read(windowed_hybrid: RecordedServer) -> None:
+    sleep(windowed_hybrid.server, ["weights", "kv_cache"], windowed_hybrid.folder)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_after_a_resume_of_everything_no_copy_is_stale(tmp_path: Path) -> None:
+    environment = {**with_plugin(tmp_path), "PYTHONPATH": path_with("memory_saver"), "SGLANG_DFLASH_COPIES": "1"}
+    with dflash_server(PAIR, tmp_path, *WINDOWED, **environment) as server:
+        sleep(server, [None], tmp_path)
 
 
 @pytest.mark.sglang

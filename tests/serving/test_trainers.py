@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from sglang_dflash.causes import STALE_DRAFTER
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import counted, flush, generate_all
-from tests.support.pair_servers import changed_drafter, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import Server, changed_drafter, worker_info
 from tests.support.updates import tensors_of, update
 
 pytestmark = pytest.mark.engine

@@ -21,8 +21,7 @@ from packaging.utils import canonicalize_name
 from sglang_dflash import __version__
 from sglang_dflash.upstream import TESTED_SGLANG
 from sglang_dflash_lab.bench.server import free_port
-from tests.support.pair_servers import worker_info
-from tests.support.servers import started
+from tests.support.servers import started, worker_info
 from tools.dist import DISTRIBUTIONS, build
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

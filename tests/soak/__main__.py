@@ -20,8 +20,7 @@ from sglang_dflash_lab.pairs import target_path
 from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
 from tests.soak.load import answer_of, drive
 from tests.soak.verdict import Promise, promises, text, wrong_answers
-from tests.support.pair_servers import FEATURES, dflash_server, plain_server, with_plugin
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, Server, dflash_server, plain_server, with_plugin
 
 ENTRIES = 320
 AT_A_TIME = 8  # of the reference's answers

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.generation import Answer, assert_nothing_leaked, counted, flush, generate_all
-from tests.support.pair_servers import FEATURES, RANDOM_WIDTHS, dflash_server, plain_server, worker_info
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server, plain_server, worker_info
 
 pytestmark = pytest.mark.engine
 

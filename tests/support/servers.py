@@ -1,9 +1,16 @@
-"""Start a real SGLang server in a process of its own, talk to it, stop it and look for what it leaves behind."""
+"""Start a real SGLang server in a process of its own, talk to it and stop it; servers of the shipped pairs.
+
+Plain, under DFLASH, with prefill and decoding separate; and their memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +18,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
 from sglang_dflash_lab.bench.server import free_port
+from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support import preloaded
 
 START_SECONDS = float(os.environ.get("SERVER_START_SECONDS") or 300)
@@ -101,3 +110,189 @@ def _wait_until_healthy(server: Server, health: str) -> None:
                 return
         time.sleep(0.5)
     raise AssertionError(f"server not healthy after {START_SECONDS} s:\n{server.log[-6000:]}")
+
+
+# Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
+TRACKED = ("--mamba-track-interval", "64")
+BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-metrics")
+BFLOAT16 = ("--dtype", "bfloat16", "--skip-tokenizer-init", "--max-running-requests", "8")
+# In place of ``BASE``: every request feature.
+FEATURES = (
+    *("--dtype", "float32", "--max-running-requests", "16"),
+    *("--enable-custom-logit-processor", "--enable-return-hidden-states", "--enable-streaming-session"),
+    *("--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"),
+    # Enough for the JSON that the pairs were trained on; without it an answer can end in spaces without end.
+    *("--constrained-json-max-whitespace-cnt", "3"),
+)
+_ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
+_WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
+# Another width at each step.
+RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
+# Always the full block, with copies: a block may be wider than the drafter's.
+WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
+# Blocks of up to twice the drafter's width; overrides an earlier flag.
+WIDE = ("--speculative-num-draft-tokens", "32")
+# A draft window, pages and chunks; memory that can be released.
+WINDOWED = (
+    *("--speculative-draft-window-size", "64", "--page-size", "16", "--chunked-prefill-size", "64"),
+    "--enable-memory-saver",
+)
+# Retract a request every fourth step.
+RETRACTED = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
+# Mooncake binds and announces addresses of this machine only. Its wheel loads the system's libibverbs, also for TCP.
+_LOOPBACK = {"SGLANG_HOST_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "MC_TCP_BIND_ADDRESS": "127.0.0.1"}
+# A machine under test is busy: wait long for a slow peer.
+_PATIENCE = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "1800" for each in ("BOOTSTRAP", "WAITING")}
+_PATIENCE |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000"}
+MEMORY_TOLERANCE = 0.001  # vectors that SGLang keeps in float32 in any dtype (A_log)
+
+
+def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
+    tracked = () if pair == "tiny-dense" else TRACKED
+    return ("--model-path", str(target_path(pair)), *base, *tracked)
+
+
+def draft_arguments(pair: str, drafter: str | Path | None = "good", block: int = 16) -> tuple[str, ...]:
+    given = () if drafter is None else ("--speculative-draft-model-path", str(_folder(pair, drafter)))
+    return ("--speculative-algorithm", "DFLASH", *given, "--speculative-num-draft-tokens", str(block))
+
+
+def _folder(pair: str, drafter: str | Path) -> Path:
+    return drafter if isinstance(drafter, Path) else drafter_path(pair, drafter)
+
+
+def changed_drafter(pair: str, folder: Path, **changes: object) -> Path:
+    """Copy the pair's drafter to ``folder/drafter``, with other keys in its config.json."""
+    copy = Path(shutil.copytree(drafter_path(pair), folder / "drafter"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **changes}))
+    return copy
+
+
+@contextlib.contextmanager
+def plain_server(
+    pair: str, folder: Path, *arguments: str, base: tuple[str, ...] = BASE, **environment: str
+) -> Iterator[Server]:
+    """Serve the pair's target without speculation; assert that our worker does not serve."""
+    with running(folder, *target_arguments(pair, base), *arguments, **environment) as server:
+        assert "sglang_dflash" not in server.get("/server_info").json()["internal_states"][0]
+        yield server
+
+
+@contextlib.contextmanager
+def dflash_server(
+    pair: str,
+    folder: Path,
+    *arguments: str,
+    base: tuple[str, ...] = BASE,
+    drafter: str | Path | None = "good",
+    block: int = 16,
+    launcher: tuple[str, ...] = LAUNCH_SERVER,
+    **environment: str,
+) -> Iterator[Server]:
+    """Serve the pair under DFLASH, or copies alone without a drafter; assert that our worker serves it."""
+    command = (*target_arguments(pair, base), *draft_arguments(pair, drafter, block), *arguments)
+    with running(folder, *command, launcher=launcher, **environment) as server:
+        info = worker_info(server)
+        assert info["drafter"] == (None if drafter is None else str(_folder(pair, drafter)))
+        assert info["block_size"] == block
+        yield server
+
+
+@dataclass(frozen=True)
+class RecordedServer:
+    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
+
+    server: Server
+    folder: Path
+
+
+def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, list[int]]]:
+    """Return what the plugin's mode ``drafts`` wrote: position of each anchor, and the block from the anchor on.
+
+    Of one request, or of all.
+    """
+    lines = map(json.loads, (folder / "drafts.jsonl").read_text().splitlines())
+    return [(line["position"], line["block"]) for line in lines if rid in (None, line["rid"])]
+
+
+def strict() -> dict[str, str]:
+    """Return the environment of a server in which every host wait inside a step raises."""
+    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": path_with("plugin")}
+
+
+def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
+    """Return the environment of a server that loads ``tests/plugin`` in these modes, which use ``folder``."""
+    variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
+    return {"PYTHONPATH": path_with("plugin"), **variables}
+
+
+def path_with(*folders: str) -> str:
+    """Return PYTHONPATH with these folders of ``tests`` first."""
+    first = (str(Path(__file__).parents[1] / folder) for folder in folders)
+    return os.pathsep.join(filter(None, (*first, os.environ.get("PYTHONPATH"))))
+
+
+def worker_info(server: Server) -> dict[str, Any]:
+    """Return our worker's part of ``/server_info``."""
+    info: dict[str, Any] = server.get("/server_info").json()["internal_states"][0]["sglang_dflash"]
+    return info
+
+
+def missing_transfer_backend() -> str | None:
+    """Return why no K/V can be transferred here; None if Mooncake is installed (``docs/deployment.md``)."""
+    try:
+        importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """SGLang's router, and the two servers behind it."""
+
+    router: Server
+    prefill: Server
+    decode: Server
+
+
+@contextlib.contextmanager
+def disaggregated(
+    pair: str, folder: Path, *arguments: str, drafter: str = "good", **environment: str
+) -> Iterator[Disaggregated]:
+    """Serve the pair under DFLASH with prefill and decoding in two servers."""
+    bootstrap, port = str(free_port()), free_port()
+    command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
+    transfer = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", bootstrap)
+    environment = {**_LOOPBACK, **_PATIENCE, **environment}
+    with contextlib.ExitStack() as stack:
+        prefill, decode = (
+            stack.enter_context(running(folder, *command, *transfer, "--disaggregation-mode", role, **environment))
+            for role in ("prefill", "decode")
+        )
+        router = [
+            *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)),
+            *("--pd-disaggregation", "--policy", "round_robin", "--prometheus-port", str(free_port())),
+            *("--disable-health-check", "--disable-circuit-breaker"),
+            *("--prefill", prefill.url, bootstrap, "--decode", decode.url),
+        ]
+        yield Disaggregated(stack.enter_context(started(folder, port, router, "/readiness")), prefill, decode)
+
+
+def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
+    """Return the bytes of every pool by ``sglang-dflash check``, on a machine large enough for the flags."""
+    command = [sys.executable, "-m", "sglang_dflash.check.cli", "check", "--json", "--memory-gib", "64"]
+    pair = [str(target), str(drafter), "--device", "cpu"]
+    done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["memory"], report["findings"]
+    return dict(report["memory"]["served"]["bytes"])
+
+
+def assert_memory_as_estimated(estimate: dict[str, int], allocated: dict[str, int]) -> None:
+    """Compare an estimate with ``memory_bytes`` of :func:`worker_info`."""
+    assert estimate.keys() == allocated.keys()
+    for pool, size in allocated.items():
+        print(f"{pool}: {size} bytes allocated, {estimate[pool]} estimated")
+        assert math.isclose(estimate[pool], size, rel_tol=MEMORY_TOLERANCE), pool

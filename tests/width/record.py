@@ -18,8 +18,8 @@ from typing import Any
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path
 from tests.support.generation import flush, generate_all
-from tests.support.pair_servers import RANDOM_WIDTHS, dflash_server, with_plugin
 from tests.support.prompts import message_ids, random_prompts
+from tests.support.servers import RANDOM_WIDTHS, dflash_server, with_plugin
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traffic"
 PAIR, USERS, TOKENS = "tiny-hybrid", 8, 72

@@ -12,9 +12,8 @@ import pytest
 
 from tests.house.test_grafana import OURS, SGLANGS, series
 from tests.support.generation import Answer, assert_nothing_leaked, generate_all
-from tests.support.pair_servers import dflash_server, with_plugin, worker_info
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
+from tests.support.servers import Server, dflash_server, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 

@@ -14,20 +14,16 @@ from safetensors.torch import load_file, save_file
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
-from tests.support.generation import Answer, answers, assert_nothing_leaked, generate_all, tokens, tokens_per_step
-from tests.support.pair_servers import (
+from tests.support.generation import Answer, answers, generate_all, tokens, tokens_per_step
+from tests.support.prompts import message_ids, schema_of
+from tests.support.servers import (
     FEATURES,
-    RANDOM_WIDTHS,
-    RETRACTED,
     WIDE_WIDTHS,
+    Server,
     changed_drafter,
     dflash_server,
-    plain_server,
-    with_plugin,
     worker_info,
 )
-from tests.support.prompts import corpus, message_ids, schema_of
-from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +41,7 @@ def texts(found: list[Answer]) -> list[list[int]]:
     return [answer.tokens for answer in found]
 
 
-@pytest.fixture(params=["random_widths_hybrid", "copies_alone"])
+@pytest.fixture(params=["random_widths_hybrid", pytest.param("copies_alone", marks=pytest.mark.slow)])
 def copying(request: pytest.FixtureRequest) -> Server:
     """With a drafter, and without one."""
     served: Server = request.getfixturevalue(request.param)
@@ -120,31 +116,3 @@ def test_an_untrained_drafter_vetoes_no_copy(plain_hybrid: Server, tmp_path: Pat
             lengths.append(tokens_per_step(found))
     untrained, alone = lengths
     assert alone > 3 and untrained > 0.95 * alone, lengths
-
-
-# Chunks shorter than a prompt, mixed batches, too little K/V for all that run; retraction on any machine.
-PRESSED = ("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--max-total-tokens", "2304")
-CROWDED = ("--schedule-conservativeness", "0.05")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [("--disable-overlap-schedule",), ("--speculative-draft-window-size", "64")],
-    ids=["no overlap", "draft window"],
-)
-def test_histories_under_chunks_mixed_batches_and_retraction(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    inputs = [*repeats(6, seed=3), *corpus(PAIR, 8, seed=5)]
-    with plain_server(PAIR, tmp_path, base=FEATURES) as server:
-        expected = texts(generate_all(server, inputs, 8, NEW_TOKENS, sampling_params={"ignore_eos": True}))
-    flags, plugin = (*PRESSED, *CROWDED, *RANDOM_WIDTHS, *arguments), with_plugin(tmp_path, "history", "mixed")
-    with dflash_server(
-        PAIR, tmp_path, *flags, base=FEATURES, drafter="noisy", block=32, **plugin, **RETRACTED
-    ) as server:
-        for _ in range(2):  # the second time from the prefix cache
-            found = generate_all(server, inputs, 16, NEW_TOKENS, sampling_params={"ignore_eos": True})
-            assert texts(found) == expected
-        assert_nothing_leaked(server)
-        assert "#retracted_reqs" in server.log
-    assert (tmp_path / "mixed.jsonl").stat().st_size > 0
-    assert int((tmp_path / "histories.txt").read_text()) > 100

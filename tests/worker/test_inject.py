@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("sglang")
@@ -66,175 +68,123 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     assert [slot for _, at in written for slot in at] == slots.tolist()
 
 
-@functools.cache
-def rows_of(rids: str) -> Tensor:
-    """The batch's rows, the same tensor at every step of the same requests."""
-    return torch.arange(len(rids))
+class Drafting:
+    """Requests that decode, and the drafter's pool: what a slot holds, and the writes that brought it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, staged: int, **options: Any) -> None:
+        patch.setattr(forwards, "draft_tp_context", lambda layout: torch.no_grad())
+        patch.setattr(forwards, "STAGED", staged)
+        self.pool, self.writes = dict[int, float](), 0
+        self.model: Any = SimpleNamespace(staged=None, fc=SimpleNamespace(input_size=1), write_context=self.write)
+        self.model.inject_staged = functools.partial(DFlashDraftModel.inject_staged, self.model)
+        graphs = SimpleNamespace(capture_bs=[1, 2, 4])
+        runner: Any = SimpleNamespace(model=self.model, max_running_requests=4, dtype=torch.float32, device="cpu")
+        runner.kv_index_translator = runner.token_to_kv_pool = None
+        runner.decode_cuda_graph_runner = graphs
+        self.inject = Inject(runner, None, **{"rings": None, **options})
+        self.inject.stage(WIDEST)
+        self.free, self.rows = [*range(1, 400)], torch.arange(0)
+        self.slots, self.right = list[list[int]](), list[list[float]]()  # of each request, by position
+        self.number = 0.0
+
+    def write(self, pool: Any, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        real = [slot for slot in slots.tolist() if slot]
+        assert len(real) == len(set(real)), "no order is defined inside a write"
+        self.writes += 1
+        self.pool.update(zip(slots.tolist(), hidden[:, 0].tolist(), strict=True))
+
+    def join(self) -> None:
+        self.slots.append([]), self.right.append([])
+        self.rows = torch.arange(len(self.slots))  # SGLang replaces it when the batch's requests change
+
+    def leave(self, number: int) -> None:
+        """Another request may get its slots at the next step."""
+        self.free += self.slots.pop(number)
+        del self.right[number]
+        self.rows = torch.arange(len(self.slots))
+
+    def step(self, width: int, accept_lens: list[int]) -> None:
+        """Draft, verify and inject; before the drafter reads its pool, every accepted token is there."""
+        for slots, right in zip(self.slots, self.right, strict=True):
+            slots += [self.free.pop() for _ in range(len(right) + width - len(slots))]
+        positions = torch.tensor([len(right) + i for right in self.right for i in range(width)])
+        slots = torch.tensor([slot for own, right in zip(self.slots, self.right, strict=True)
+                              for slot in own[len(right) : len(right) + width]])  # fmt: skip
+        hidden = self.number + 1 + torch.arange(len(slots)).float()
+        self.number += len(slots)
+        step: Any = SimpleNamespace(width=width, positions=positions, tokens=positions.view(-1, width))
+        step.accepted = SimpleNamespace(accept_lens=torch.tensor(accept_lens))
+        step.verified = SimpleNamespace(logits_output=SimpleNamespace(hidden_states=hidden[:, None]))
+        step.draft_kv = SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: slots))
+        step.batch = SimpleNamespace(req_pool_indices=self.rows)
+        if width > 1:
+            self.inject.before_draft(step, width)
+            graph = next(size for size in (1, 2, 4) if size >= len(self.rows)) * width
+            if self.inject.staged is not None and graph <= len(self.inject.staged):
+                before = self.writes
+                self.model.inject_staged(graph)
+                self.writes = before  # by the forward itself
+            self.check()
+        self.inject.inject(step)
+        for right, values, accepted in zip(self.right, hidden.view(-1, width).tolist(), accept_lens, strict=True):
+            right += values[:accepted]
+
+    def check(self) -> None:
+        for slots, right in zip(self.slots, self.right, strict=True):
+            assert [self.pool.get(slot) for slot in slots[: len(right)]] == right
 
 
-def a_step(rids: list[str], position: int, width: int = 1, accept_len: int | None = None) -> Any:
-    count = len(rids) * width
-    accepted = SimpleNamespace(accept_lens=torch.full((len(rids),), accept_len or width))
-    positions = torch.full((count,), position)
-    return SimpleNamespace(
-        width=width,
-        positions=positions,
-        tokens=positions.view(-1, width),
-        accepted=accepted,
-        verified=SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.full((count, 1), float(position)))),
-        draft_kv=SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: positions * 10)),
-        batch=SimpleNamespace(req_pool_indices=rows_of("".join(rids))),
-    )
+WIDEST = 3
+OPTIONS: dict[str, dict[str, Any]] = {
+    "all that wait is staged": {"staged": 12},
+    "some": {"staged": 5},
+    "a decoding server, whose freed slots a transfer may fill": {"staged": 12, "defers": False},
+    "rings of two tokens": {"staged": 5, "rings": SimpleNamespace(window=SimpleNamespace(tokens=2))},
+}
 
 
-@pytest.fixture
-def injected(monkeypatch: pytest.MonkeyPatch) -> tuple[Inject, list[list[int]]]:
-    """An injection, and the positions that each write brought."""
-    written: list[list[int]] = []
-    monkeypatch.setattr(forwards, "draft_tp_context", lambda layout: torch.no_grad())
-    model: Any = SimpleNamespace(
-        staged=None,
-        fc=SimpleNamespace(input_size=1),
-        write_context=lambda pool, hidden, positions, slots: written.append(positions.tolist()),
-    )
-    model.inject_staged = functools.partial(DFlashDraftModel.inject_staged, model)
-    runner: Any = SimpleNamespace(
-        kv_index_translator=None,
-        token_to_kv_pool=None,
-        model=model,
-        max_running_requests=4,
-        dtype=torch.float32,
-        device="cpu",
-        decode_cuda_graph_runner=SimpleNamespace(capture_bs=[1, 2, 4]),
-    )
-    return Inject(runner, None, None), written
-
-
-def test_plainly_decoded_tokens_are_injected_together(injected: tuple[Inject, list[list[int]]]) -> None:
-    injection, written = injected
-    for position in range(3):
-        injection.inject(a_step(["a", "b"], position))
-    assert written == []
-    injection.catch_up()
-    injection.catch_up()
-    assert written == [[0, 0, 1, 1, 2, 2]]
-
-
-def test_another_batch_does_not_wait_with_the_last_one(injected: tuple[Inject, list[list[int]]]) -> None:
-    """A slot of a request that has left may be another's by then."""
-    injection, written = injected
-    injection.inject(a_step(["a", "b"], 7))
-    injection.inject(a_step(["b"], 8))
-    assert written == [[7, 7]]
-
-
-def test_nothing_waits_where_a_transfer_fills_the_slots(injected: tuple[Inject, list[list[int]]]) -> None:
-    """A decoding server's freed slots are written by the next request's transfer, which no call of ours precedes."""
-    injection, written = injected
-    injection._defers = False
-    injection.inject(a_step(["a", "b"], 3))
-    assert written == [[3, 3]]
-    assert not injection.catch_up()
-
-
-@pytest.mark.parametrize(
-    ("requests", "staged_width", "next_requests", "next_width", "written"),
-    [
-        (2, 3, 2, 3, []),
-        (2, 3, 1, 3, [[5] * 6]),  # more tokens than the next forward has rows
-        (2, 2, 3, 3, [[5] * 4]),  # the next forward's graph, of four requests, has more rows than may be staged
-        (1, 3, 2, 2, []),  # of another batch
-        (4, 3, 4, 3, [[5] * 12]),  # too many to be staged
-        (2, 3, 0, 0, [[5] * 6]),  # no forward follows
-    ],
-)
-def test_the_next_forward_injects_a_block_if_it_has_as_many_rows(
-    injected: tuple[Inject, list[list[int]]], requests: int, staged_width: int, next_requests: int, next_width: int,
-    written: list[list[int]], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    injection, found = injected
-    monkeypatch.setattr(forwards, "STAGED", 10)
-    injection.stage(3)
-    injection.inject(a_step(list("abcd")[:requests], 5, staged_width))
-    staged: Any = injection._drafter.model.staged
-    if found != written:
-        assert staged.slots.tolist() == [50] * len(staged.slots[: requests * staged_width]) + [0] * (
-            len(staged) - requests * staged_width
-        )
-    if next_requests:
-        injection.before_draft(a_step(list("xyz")[:next_requests], 9, next_width), next_width)
-    else:
-        injection.catch_up()
-    assert found == written
-    assert not injection.catch_up() and found == written
-    assert staged.slots.any() == (not written)  # the forward clears those that it takes
+@pytest.mark.parametrize("options", OPTIONS)
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from((1, 1, 2, 3)), st.randoms(use_true_random=False))))
+def test_the_drafter_reads_every_accepted_token_and_none_of_another_request(options: str, steps: list[Any]) -> None:
+    """Requests join after a prefill, which catches up, and leave at any step."""
+    with pytest.MonkeyPatch.context() as patch:
+        drafting = Drafting(patch, **OPTIONS[options])
+        for event, width, random in steps:
+            if event < 3 and len(drafting.slots) < 4:
+                drafting.inject.catch_up()
+                drafting.check()
+                drafting.join()
+            elif event == 3 and drafting.slots:
+                drafting.leave(random.randrange(len(drafting.slots)))
+            if drafting.slots:
+                drafting.step(width, [random.randint(1, width) for _ in drafting.slots])
+        drafting.inject.catch_up()
+        drafting.check()
+        assert not drafting.inject.catch_up(), "a token was written twice"
+        assert drafting.inject.staged is None or not drafting.inject.staged.slots.any()
 
 
 @pytest.mark.parametrize(
-    ("plain_steps", "next_requests", "next_width", "written", "staged_positions"),
+    ("options", "widths", "writes"),
     [
-        (2, 2, 3, [], [5, 5, 6, 6]),
-        (4, 2, 3, [[5, 5, 6, 6, 7, 7, 8, 8]], []),  # more tokens than the next forward has rows
-        (2, 3, 3, [[5, 5, 6, 6]], []),  # the next forward's graph, of four requests, has more rows than may be staged
+        ("all that wait is staged", [1, 1, 1], 1),  # together
+        ("all that wait is staged", [3, 1, 1, 3], 2),  # more than the next forward has rows; then no forward follows
+        ("all that wait is staged", [3, 3, 1, 3], 2),
+        ("all that wait is staged", [1, 1, 3, 3], 1),  # the last block alone
+        ("some", [3, 3], 2),  # the block of two requests does not fit
+        ("rings of two tokens", [1, 1, 1], 2),  # a ring has a slot for each of two tokens that wait
+        ("a decoding server, whose freed slots a transfer may fill", [1, 1, 1], 3),
     ],
 )
-def test_the_next_forward_injects_plainly_decoded_tokens_if_it_has_as_many_rows(
-    injected: tuple[Inject, list[list[int]]], plain_steps: int, next_requests: int, next_width: int,
-    written: list[list[int]], staged_positions: list[int], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    injection, found = injected
-    monkeypatch.setattr(forwards, "STAGED", 10)
-    injection.stage(3)
-    for position in range(5, 5 + plain_steps):
-        injection.inject(a_step(["a", "b"], position))
-    caught_up = injection.before_draft(a_step(list("xyz")[:next_requests], 9, next_width), next_width)
-    assert found == written and caught_up == bool(written)
-    staged: Any = injection._drafter.model.staged
-    filled = slice(len(staged_positions))
-    assert staged.slots.tolist() == [10 * at for at in staged_positions] + [0] * (len(staged) - len(staged_positions))
-    assert staged.positions[filled].tolist() == staged.hidden[filled, 0].tolist() == staged_positions
-
-
-@pytest.mark.parametrize(
-    ("plain_steps", "next_width", "written", "slots"),
-    [
-        (1, 4, [], [50, 0, 0, 60, 0]),  # the next forward injects block and plain token
-        (1, 3, [[5, 5, 5, 6]], [0] * 5),  # it has fewer rows: one write of all
-        (3, 4, [[5, 5, 5], [6, 7, 8]], [0] * 5),  # more than the memory holds
-    ],
-)
-def test_tokens_decoded_after_a_block_follow_its_accepted_ones(
-    injected: tuple[Inject, list[list[int]]], plain_steps: int, next_width: int, written: list[list[int]],
-    slots: list[int], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The plain token has the slot of a rejected one, and no order is defined inside a write."""
-    injection, found = injected
-    monkeypatch.setattr(forwards, "STAGED", 5)
-    injection.stage(5)
-    injection.inject(a_step(["a"], 5, 3, accept_len=1))
-    for position in range(6, 6 + plain_steps):
-        injection.inject(a_step(["a"], position))
-    injection.before_draft(a_step(["a"], 9, next_width), next_width)
-    staged: Any = injection.staged
-    assert found == written and staged.slots.tolist() == slots
-
-
-def test_another_batchs_tokens_do_not_follow_a_block(injected: tuple[Inject, list[list[int]]]) -> None:
-    """They may have the slot of a request that left."""
-    injection, found = injected
-    injection.stage(5)
-    injection.inject(a_step(["a", "b"], 5, 2))
-    injection.inject(a_step(["b"], 6))
-    assert found == [[5] * 4]
-
-
-def test_a_ring_has_a_slot_for_every_token_that_waits(injected: tuple[Inject, list[list[int]]]) -> None:
-    injection, written = injected
-    rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=2))
-    injection = Inject(injection._drafter, None, rings)
-    for position in range(3):
-        injection.inject(a_step(["a"], position))
-    assert written == [[0, 1]]
+def test_tokens_wait_for_the_next_forward(
+    options: str, widths: list[int], writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = Drafting(monkeypatch, **OPTIONS[options])
+    drafting.join(), drafting.join()
+    for width in widths:
+        drafting.step(width, [width, 1])
+    drafting.inject.catch_up()
+    assert drafting.writes == writes
 
 
 CUTEDSL = {

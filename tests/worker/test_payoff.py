@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 
 
 from sglang_dflash.causes import ENOUGH, FIXES
-from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 
@@ -36,8 +36,7 @@ class Server:
         self.now, self._records = 0.0, caplog
         self.judging()
 
-    def judging(self, policy: WidthPolicy = FIXED, known: Iterable[str] = ()) -> Server:
-        self.policy = policy
+    def judging(self, known: Iterable[str] = ()) -> Server:
         self.judge = Payoff(dict.fromkeys(known), lambda: self.now)
         return self
 
@@ -46,13 +45,13 @@ class Server:
         requests = tuple(request(finished) for _ in range(8))
         for _ in range(steps):
             record = StepRecord(width, 8, requests, accept_lens=[length] * 8)
-            self.judge.count(record, self.policy, broken)
+            self.judge.count(record, FIXED, broken)
 
     def causes(self) -> list[str]:
         return [cause["cause"] for cause in self.section()["causes"]]
 
     def section(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(self.judge.section(self.policy)))
+        found: dict[str, Any] = json.loads(json.dumps(self.judge.section(FIXED)))
         return found
 
     def lines(self) -> list[str]:
@@ -113,37 +112,6 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
     server.serve(6, RECENT)
     server.serve(3, RECENT)
     assert server.section()["accept_length"] == pytest.approx(3, abs=0.1)
-
-
-def paused(accepted: float, cost: Callable[[int, int], float]) -> AdaptiveWidth:
-    """A policy that has paused drafting, after 600 steps of eight requests."""
-    policy = AdaptiveWidth(CostTable({(size, w): cost(size, w) for size in (1, 8) for w in (1, 2, 4, 8, 16)}))
-    for step in range(600):
-        width = policy.width(8, 800)
-        policy.observe(width, [1 + (width > 1 and (step + row) % 100 < 100 * accepted) for row in range(8)])
-        policy.observe_time(8, width, cost(8, width))
-    assert policy.paused is not None
-    return policy
-
-
-@pytest.mark.parametrize(
-    ("accepted", "cost", "causes"),
-    [
-        (0.1, lambda size, width: 1.0 + 0.2 * width, ["drafter"]),
-        (0.6, lambda size, width: 1.0 + 0.01 * width if size == 1 else 1.0 * width, ["load", "drafter"]),
-    ],
-    ids=["few drafts are accepted", "high load"],
-)
-def test_an_adaptive_width_is_judged_by_its_costs(
-    accepted: float, cost: Callable[[int, int], float], causes: list[str], server: Server
-) -> None:
-    policy = paused(accepted, cost)
-    server.judging(policy).serve(1, width=2)
-    (line,) = server.lines()
-    assert "drafting does not pay: a block of 2 yields 1." in line and "times as long as a plain step" in line
-    section = server.section()
-    assert section["pays"] is False and section["judged_by"] == "costs" and server.causes() == causes
-    assert section["break_even"] == pytest.approx(cost(8, 2) / cost(8, 1), rel=0.05)
 
 
 def test_models_show_causes_at_the_start() -> None:

@@ -29,15 +29,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.widths import WidthConfig
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker import ranks
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.ranks import Rounds
-from sglang_dflash.worker.start import calibration, graphs
+from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.step import ForwardBatches
-from tests.support.configs import serving_plan
 from tests.width.traffic import WIDTHS, Machine
 
 pytestmark = pytest.mark.sglang
@@ -144,20 +142,6 @@ def test_a_width_is_for_the_largest_batch_and_context_and_the_matches_of_all_req
     assert {(*rank.rounds.load[:2], *rank.rounds.load.matches) for rank in group} == {(3, 107, 2, 0, 2, 0, 1)}
 
 
-def test_a_step_is_learned_with_those_of_other_ranks_and_one_of_their_times() -> None:
-    group = [Rank(AdaptiveWidth(CostTable(Machine(2).points())), 0) for _ in range(3)]
-    for rank, milliseconds in zip(group[1:], (12.5, 99.0), strict=True):
-        record = StepRecord(4, 6, buckets=(), accept_lens=[2, 4], milliseconds=milliseconds)
-        rank.rounds.finished(record, [record])
-    alone = AdaptiveWidth(CostTable(Machine(2).points()))
-    alone.observe(4, [2, 2, 4, 4], [0] * 4)
-    alone.observe_time(6, 4, 12.5)
-    gather(group, decodes=False)
-    assert all(rank.policy.fingerprint() != alone.fingerprint() for rank in group), "learned before the next gather"
-    gather(group, decodes=False)
-    assert {rank.policy.fingerprint() for rank in group} == {alone.fingerprint()}
-
-
 FAULTS: dict[str, Callable[[WidthPolicy], Any]] = {
     "an idle rank chose no width": lambda policy: None,
     "a rank learned something else": lambda policy: policy.observe(8, [1, 1]),
@@ -178,16 +162,6 @@ def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(n
     for rank in group:
         with pytest.raises(DFlashError, match="width policies of 3 ranks differ"):
             rank.rounds.gathered(rows)
-
-
-def test_the_costs_are_those_of_rank_0_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, first = Machine(2).points(), Machine(8).points()
-    group = SimpleNamespace(broadcast_object=lambda found: first if found == own else None)
-    monkeypatch.setattr(calibration, "get_parallel", lambda: SimpleNamespace(tp_group=group, tp_rank=1))
-    monkeypatch.setattr(calibration, "step_times", lambda *_: own)
-    plan = serving_plan(block=WIDEST, widths=WidthConfig())
-    policy = calibration.width_policy(plan, WIDTHS, SimpleNamespace(), lambda bs, width: None)  # type: ignore[arg-type]
-    assert policy.fingerprint() == AdaptiveWidth(CostTable(first), plan.drafted).fingerprint()
 
 
 # --- SGLang's own gathering
@@ -233,7 +207,9 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds | None, bool],
     return run
 
 
-def test_our_columns_leave_sglangs_as_they_are(exchange: Callable[..., MLPSyncBatchInfo]) -> None:
+def test_our_columns_leave_sglangs_as_they_are_and_a_rank_that_is_away_has_no_load(
+    exchange: Callable[..., MLPSyncBatchInfo],
+) -> None:
     rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
     without, with_ours = exchange(None, True), exchange(rounds, True)
     assert with_ours.global_num_tokens == without.global_num_tokens == [2, 3]
@@ -241,15 +217,11 @@ def test_our_columns_leave_sglangs_as_they_are(exchange: Callable[..., MLPSyncBa
     assert rounds.load[:2] == (3, 11)
     columns = without.tp0_info_cpu.shape[1]
     assert torch.equal(with_ours.tp0_info_cpu[:, :columns], without.tp0_info_cpu)
-
-
-def test_a_rank_that_is_away_has_no_load_and_no_policy_of_its_own(exchange: Callable[..., MLPSyncBatchInfo]) -> None:
-    rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
     assert exchange(rounds, False).global_num_tokens == [2, 0]
     assert rounds.load[:2] == (2, 11)
 
 
-# --- the batches of a step
+# --- the batches of a step; those of a rank with requests: mode ``rounds`` of the test plugin
 
 
 def scheduled(requests: int, counts: list[int] | None) -> Any:
@@ -274,10 +246,10 @@ class Nothing:
         return None
 
 
-def batches(*, drafter: bool = False) -> ForwardBatches:
+def batches() -> ForwardBatches:
     runner: Any = SimpleNamespace(
         device="cpu",
-        is_draft_worker=drafter,
+        is_draft_worker=False,
         kv_index_translator=SimpleNamespace(own_plan=lambda _: NO_PLAN),
         model_config=Nothing(),
         server_args=Nothing(),
@@ -292,22 +264,6 @@ def batches(*, drafter: bool = False) -> ForwardBatches:
 def sglang_context() -> Iterator[None]:
     with get_parallel().override(attn_tp_size=1, attn_tp_rank=0, moe_ep_size=1, attn_cp_size=1):
         yield
-
-
-@pytest.mark.parametrize("width", [1, 8])
-@pytest.mark.parametrize("drafter", [False, True], ids=["target", "drafter"])
-def test_all_ranks_numbers_reach_the_targets_forward_and_not_the_drafters(
-    drafter: bool, width: int, sglang_context: None
-) -> None:
-    """Nothing is planned for attention before SGLang has padded the target's batch."""
-    kv: Any = SimpleNamespace(seq_lens=torch.full((2,), 9), host_lens=torch.full((2,), 9 + width), host_tokens=18)
-    kv.plan = NO_PLAN
-    step: Any = SimpleNamespace(batch=scheduled(2, [2, 0, 5]), width=width)
-    step.tokens, step.positions = torch.zeros(2, width, dtype=torch.int64), torch.zeros(2 * width, dtype=torch.int64)
-    made = batches(drafter=drafter)(step, kv)
-    assert made.global_num_tokens_cpu == (None if drafter else [2 * width, 0, 5 * width])
-    assert made.original_global_num_tokens_cpu == (None if drafter else [2, 0, 5])
-    assert made.needs_forward_metadata_init()
 
 
 @pytest.mark.parametrize("width", [1, 2, 16])

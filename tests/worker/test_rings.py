@@ -1,9 +1,10 @@
-"""The drafter's rings against a ledger of who wrote which slot: no read of another request, nor of an older token."""
+"""The drafter's rings: who wrote which slot, what a disaggregated pair moves and backs up, and what the budget pays."""
 
 from __future__ import annotations
 
+import ctypes
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,24 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.plan.serving import DraftWindow
-from sglang_dflash.upstream.worker import ReqToTokenPool
+from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
+from sglang_dflash.worker import window
 from sglang_dflash.worker.step import BlockKV
-from sglang_dflash.worker.window import DraftRings
+from sglang_dflash.worker.window import DraftRings, charge_rings, describe_rings, prepare_transfer
+from sglang_dflash_cpu.layers.pools import CpuKVPool
+from tests.support.configs import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
 BLOCK, CONTEXT, REQUESTS = 8, 384, 3
+
+
+def rings_of(tokens: int, page: int = 1, requests: int = REQUESTS, *, by_row: bool = False) -> DraftRings:
+    pool = ReqToTokenPool(requests, CONTEXT + BLOCK + 4, "cpu", False)
+    return DraftRings(pool, DraftWindow(tokens, BLOCK, page), CONTEXT, by_row=by_row)
+
+
+# --- a ledger of writes: no read of another request, nor of an older token
 
 
 class Row:
@@ -33,50 +45,45 @@ class Row:
         return self.req_pool_idx is not None
 
 
-@dataclass
 class Request:
-    """As much of SGLang's ``Req`` as a row needs."""
+    """As much of SGLang's ``Req`` as a row needs; ``start`` counts the tokens of the prefix hit."""
 
-    rid: str
-    kv: Row = field(default_factory=Row)
-    start: int = 0  # tokens of the prefix hit
-    length: int = 0
+    def __init__(self, rid: str) -> None:
+        self.rid, self.kv = rid, Row()
+        self.start = self.length = 0
 
 
 class Simulation:
     """Random prefills, chunks, steps, ends and retractions on the real request pool, and the ledger of writes."""
 
-    def __init__(self, window: int, page: int, seed: int) -> None:
-        self.random, self.window, self.page = random.Random(seed), window, page
+    def __init__(self, tokens: int, page: int, seed: int) -> None:
+        self.random, self.window, self.page = random.Random(seed), tokens, page
         self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
-        self.rings = DraftRings(self.pool, DraftWindow(window, BLOCK, page), CONTEXT)
+        self.rings = DraftRings(self.pool, DraftWindow(tokens, BLOCK, page), CONTEXT)
         self.ledger: dict[int, tuple[str, int]] = {}
         self.running: list[Request] = []
         self.arrived = 0
 
     def admit(self) -> None:
         """A new request with a prefix hit, prefilled in chunks."""
-        request = Request(f"r{self.arrived}")
+        self.running.append(Request(f"r{self.arrived}"))
         self.arrived += 1
+        self.enter(self.running[-1], 100)
+
+    def enter(self, request: Request, most: int) -> None:
         assert self.pool.alloc([request]) is not None
-        self.fill(request, self.random.randrange(0, 100) // self.page * self.page)
-        self.running.append(request)
+        self.fill(request, self.random.randrange(0, most) // self.page * self.page)
 
     def fill(self, request: Request, prefix: int) -> None:
         request.start = request.length = prefix
         for _ in range(self.random.randint(1, 3)):
             extend = self.random.randint(1, 60)
-            batch = SimpleNamespace(
-                reqs=[request],
-                req_pool_indices_cpu=torch.tensor([request.kv.req_pool_idx]),
-                prefix_lens=[request.length],
-                extend_lens=[extend],
-                seq_lens=torch.tensor([request.length + extend]),
-            )
+            batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[request.length], extend_lens=[extend])
+            batch.req_pool_indices_cpu = torch.tensor([request.kv.req_pool_idx])
+            batch.seq_lens = torch.tensor([request.length + extend])
             tokens, positions, slots = self.rings.prefill(batch)
-            assert (tokens == positions - request.length).all()
+            assert (tokens == positions - request.length).all() and tokens.max() == extend - 1
             request.length += extend
-            assert tokens.max() == extend - 1
             self.write(request, positions, slots)
 
     def end(self) -> None:
@@ -86,8 +93,7 @@ class Simulation:
         """The request loses its row, and comes back at once with a prefix hit: often into the same row."""
         request = self.random.choice(self.running)
         self.pool.free(request)
-        assert self.pool.alloc([request]) is not None
-        self.fill(request, self.random.randrange(0, min(request.length, CONTEXT // 2)) // self.page * self.page)
+        self.enter(request, min(request.length, CONTEXT // 2))
 
     def decode(self) -> None:
         """One step of all requests: look at what it would read, and write its block."""
@@ -103,46 +109,42 @@ class Simulation:
 
         bound = view(lens + 2 * BLOCK, exact=False)  # what the host knows if no backend asks for the lengths
         seen = view(lens + BLOCK, exact=True)
+        blocks = seen.slots.view(-1, BLOCK)
         assert seen.host_lens.tolist() == (seen.seq_lens + BLOCK).tolist() == seen.plan.seq_lens_cpu.tolist()
         part = seen.first(2, plans, rows)  # a drafter's, of a wider block
-        assert part.slots.view(-1, 2).tolist() == seen.slots.view(-1, BLOCK)[:, :2].tolist()
+        assert part.slots.view(-1, 2).tolist() == blocks[:, :2].tolist()
         assert part.host_lens.tolist() == (part.seq_lens + 2).tolist() == part.plan.seq_lens_cpu.tolist()
-        table = self.rings.request_pool.req_to_token
         for i, request in enumerate(self.running):
-            visible = int(seen.seq_lens[i])
+            visible, table = int(seen.seq_lens[i]), self.rings.request_pool.req_to_token[rows[i]].tolist()
             oldest = max(request.start, (request.length - self.window) // self.page * self.page)
             assert visible == request.length - oldest
-            slots = table[rows[i], :visible].tolist()
-            assert [self.ledger[slot] for slot in slots] == [(request.rid, oldest + c) for c in range(visible)]
-            blocks = seen.slots.view(-1, BLOCK)[i]
-            assert table[rows[i], visible : visible + BLOCK].tolist() == blocks.tolist()
+            assert [self.ledger[slot] for slot in table[:visible]] == [
+                (request.rid, oldest + column) for column in range(visible)
+            ]
+            assert table[visible : visible + BLOCK] == blocks[i].tolist()
             assert visible + BLOCK <= bound.host_lens[i] <= self.window + self.page - 1 + BLOCK
-            for page in range(0, visible, self.page):  # a page of the table is a page of the pool
-                assert slots[page] % self.page == 0
-        self.written_beyond(seen, positions)
-
-    def written_beyond(self, seen: BlockKV, positions: torch.Tensor) -> None:
+            assert not any(slot % self.page for slot in table[: visible : self.page]), (
+                "a page of the table is the pool's"
+            )
         for i, request in enumerate(self.running):
-            self.write(request, positions[i], seen.slots.view(-1, BLOCK)[i])
+            self.write(request, positions[i], blocks[i])
             request.length += self.random.randint(1, BLOCK)
 
     def write(self, request: Request, positions: torch.Tensor, slots: torch.Tensor) -> None:
         assert slots.unique().numel() == slots.numel()
-        assert self.page <= slots.min()
-        assert slots.max() < self.page + self.rings.slots
+        assert self.page <= slots.min() and slots.max() < self.page + self.rings.slots
         self.ledger.update(zip(slots.tolist(), ((request.rid, p) for p in positions.tolist()), strict=True))
 
 
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("window", [8, 24, 100, 2 * CONTEXT])
+@pytest.mark.parametrize("tokens", [8, 24, 100, 2 * CONTEXT])
 @pytest.mark.parametrize("seed", range(3))
-def test_reads_only_its_own_last_tokens(window: int, page: int, seed: int) -> None:
-    simulation = Simulation(window, page, seed)
+def test_reads_only_its_own_last_tokens(tokens: int, page: int, seed: int) -> None:
+    simulation = Simulation(tokens, page, seed)
     for _ in range(150):
-        free, busy = len(simulation.running) < REQUESTS, bool(simulation.running)
-        actions = (
-            [simulation.admit] * free + [simulation.end, simulation.retract] * busy + [simulation.decode] * 8 * busy
-        )
+        busy = bool(simulation.running)
+        actions = [simulation.admit] * (len(simulation.running) < REQUESTS)
+        actions += [simulation.end, simulation.retract, *[simulation.decode] * 8] * busy
         simulation.random.choice(actions)()
         for request in [r for r in simulation.running if r.length >= CONTEXT + BLOCK]:
             simulation.running.remove(request)
@@ -152,7 +154,7 @@ def test_reads_only_its_own_last_tokens(window: int, page: int, seed: int) -> No
 
 def test_another_turn_in_the_same_row_starts_over() -> None:
     """A streaming session keeps the row between turns; the ring may have gone past where the next turn begins."""
-    simulation = Simulation(window=16, page=1, seed=0)
+    simulation = Simulation(16, 1, seed=0)
     simulation.admit()
     for _ in range(20):
         simulation.decode()
@@ -160,3 +162,132 @@ def test_another_turn_in_the_same_row_starts_over() -> None:
     turn.rid += "-next"
     simulation.fill(turn, turn.length - 30)
     simulation.decode()
+
+
+# --- a disaggregated pair, on real pools
+
+
+def pool_of(slots: int, page: int = 1) -> CpuKVPool:
+    """A drafter's pool in which every number is another one."""
+    sizes = {"head_num": 2, "head_dim": 4, "layer_num": 2, "dtype": torch.float32, "device": "cpu"}
+    pool = CpuKVPool(slots, page_size=page, enable_memory_saver=False, enable_alt_stream=False, **sizes)
+    for number, buffer in enumerate(buffers(pool)):
+        buffer.copy_(torch.arange(buffer.numel()).view_as(buffer) + 0.01 * number)
+    return pool
+
+
+def buffers(pool: CpuKVPool) -> list[torch.Tensor]:
+    return [*pool.k_buffer, *pool.v_buffer]
+
+
+@pytest.fixture(autouse=True)
+def no_rings() -> Iterator[None]:
+    yield
+    window._transferred = None
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_an_item_of_a_row_is_its_ring(page: int) -> None:
+    """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
+    rings = rings_of(24, page, by_row=True)
+    names = ("types", "data_ptrs", "data_lens", "item_lens", "dim_per_tensor", "conv_shard_groups")
+    args: Any = SimpleNamespace(**{f"state_{name}": [] for name in (*names, "slice_outer_counts", "layer_ids")})
+    pool = pool_of(rings.slots, page)
+    prepare_transfer("prefill", None, pool, rings)
+    describe_rings(None, args)
+    assert args.state_types == [StateType.REQUEST_ROW]
+    assert args.state_layer_ids == [list(range(len(buffers(pool))))]
+    [pointers], [lengths], [items] = args.state_data_ptrs, args.state_data_lens, args.state_item_lens
+    for pointer, length, item, buffer in zip(pointers, lengths, items, buffers(pool), strict=True):
+        for row in range(1, REQUESTS + 1):
+            assert (row + 1) * item <= length
+            sent = torch.frombuffer(bytearray(ctypes.string_at(pointer + row * item, item)), dtype=torch.float32)
+            assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
+
+
+class Allocator:
+    """The target's: keeps the slots it was asked for, as SGLang's keeps the target's K/V."""
+
+    def get_cpu_copy(self, indices: torch.Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> Any:
+        return indices.tolist()
+
+    def load_cpu_copy(self, copy: Any, indices: Any, mamba_indices: Any = None, req_pool_index: Any = None) -> None:
+        self.loaded = copy
+
+
+def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
+    reqs, rows = [SimpleNamespace(rid="r", retracted_stain=retracted)], torch.tensor([row])
+    return SimpleNamespace(
+        reqs=reqs, req_pool_indices=rows, req_pool_indices_cpu=rows, seq_lens_cpu=torch.tensor([length])
+    )
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_a_retracted_request_returns_with_the_drafters_context_in_other_slots(ring: bool) -> None:
+    rings, allocator = rings_of(24, by_row=True) if ring else None, Allocator()
+    pool = pool_of(64 if rings is None else rings.slots)
+    prepare_transfer("decode", allocator, pool, rings)
+    left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
+    of_drafter = (left, back) if rings is None else (rings.slots_of(1), rings.slots_of(3))
+    before = [buffer[of_drafter[0]].clone() for buffer in buffers(pool)]
+    kept: Any = allocator.get_cpu_copy(left, req_pool_index=1)
+    for buffer in buffers(pool):
+        buffer[of_drafter[0]] = -1  # another request's by now
+    allocator.load_cpu_copy(kept, back, req_pool_index=3)
+    assert allocator.loaded == [3, 4, 9]
+    assert all(torch.equal(buffer[of_drafter[1]], kept) for buffer, kept in zip(buffers(pool), before, strict=True))
+    if rings is not None:
+        rings.transferred(prebuilt(3, 90, retracted=True))
+        assert rings._oldest[3] == rings._oldest_cpu[3] == 90 - 24
+
+
+@pytest.mark.parametrize(("length", "retracted", "oldest"), [(90, False, 66), (10, False, 0), (90, True, 90)])
+def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, oldest: int) -> None:
+    """A request that was retracted and whose ring nobody kept begins an empty one."""
+    rings = rings_of(24, by_row=True)
+    rings.transferred(prebuilt(2, length, retracted=retracted))
+    assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_our_worker_alone_starts_what_arrives(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch) if ours else serve_builtin(monkeypatch)
+    batch: Any = object()
+    started: list[Any] = []
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(start_transferred=started.append))
+    for arrived in (None, batch):
+        window.start_transferred(arrived, scheduler, None)
+    assert started == [batch] * ours
+
+
+# --- memory; whole servers: tests/plan/test_servers.py
+
+
+@pytest.mark.parametrize(
+    ("tokens", "extra", "by_row", "cap"),
+    [(64, 0, False, None), (10 * CONTEXT, 0, False, None), (64, 0, True, None), (64, 8, True, None), (64, 0, False, 7)],
+)
+def test_the_budget_is_charged_once_for_the_rings_and_not_for_a_slot_per_token(
+    tokens: int, extra: int, by_row: bool, cap: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cap, SGLang sizes the pool again after graph capture, from what is free beside the rings."""
+    per_token, requests = 10, 4
+    configurator: Any = SimpleNamespace(
+        is_draft_worker=False, attn_dp_size=2, dflash_draft_cell_size_per_token=per_token
+    )
+    configurator.spec_aux_config = SimpleNamespace(dflash_draft_num_layers=5)
+    configurator.model_config = SimpleNamespace(context_len=CONTEXT)
+    role = "null" if not by_row else "decode" if extra else "prefill"
+    disagg = SimpleNamespace(disaggregation_mode=role, disaggregation_decode_extra_slots=extra or None)
+    monkeypatch.setattr(window, "get_disagg", lambda: disagg)
+    monkeypatch.setattr(window, "get_schedule", lambda: SimpleNamespace(max_running_requests=2 * requests))
+    rings = rings_of(tokens, requests=requests + extra, by_row=by_row)
+    serve(monkeypatch, window=rings.window)
+    charged = 0 if cap else (rings.slots + rings.window.page * by_row) * per_token
+
+    def divide(given: Any, budget: int, *, cap_tokens: int | None) -> tuple[Any, ...]:
+        return budget, cap_tokens, given.spec_aux_config.dflash_draft_num_layers, given.dflash_draft_cell_size_per_token
+
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=cap) == (100_000 - charged, cap, None, None)
+    serve(monkeypatch, window=None)
+    assert charge_rings(divide, configurator, 100_000, cap_tokens=cap) == (100_000, cap, 5, per_token)

@@ -19,7 +19,6 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from sglang_dflash.plan.widths import WidthConfig
-from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.worker import DFlashWorker
 from tests.support.configs import serving_plan
 
@@ -134,18 +133,3 @@ def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
     else:
         assert exact == f"products depend on the number of rows: {found}"
         assert record.message == f"DFLASH: a verify is not exact, so text may differ at near-ties: {exact}"
-
-
-@torch.no_grad()
-def test_onednns_products_on_this_processor() -> None:
-    """Those of 16 bits sum in another order for some numbers of rows: of 1,025 inputs or more from two rows on, and
-    with AMX of 512 or more from 48 rows on."""
-    model, outputs, inputs = Model(), 512, 1536
-    wide = projection(outputs, inputs, UnquantizedLinearMethod())
-    model.model.append(wide)
-    x = torch.randn(64, inputs).bfloat16()
-    alone = torch.cat([nn.functional.linear(row, wide.weight) for row in x.split(1)])
-    depends = [n for n in (2, 16, 64) if not torch.equal(nn.functional.linear(x[:n], wide.weight), alone[:n])]
-    if not depends:
-        pytest.skip("on this processor they do not depend on the number of rows")
-    assert row_dependent_products(runner(model, 16), (WIDTH,)) == [(outputs, inputs)]

@@ -14,10 +14,8 @@ from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_dflash.ops import seeded_tokens
-from sglang_dflash.worker import seeded
 from sglang_dflash.worker.accept import for_block
 from sglang_dflash.worker.seeded import SeededSampler, Seeds
-from sglang_dflash.worker.start.prewarm import sample
 
 pytestmark = pytest.mark.sglang
 
@@ -125,19 +123,3 @@ def test_every_row_is_drawn_by_its_seed_with_log_probabilities_or_without(
         assert torch.equal(tokens, expected)
     own = torch.log_softmax(logits / params.temperatures, -1).gather(1, expected[:, None])[:, 0]
     torch.testing.assert_close(output.next_token_logprobs, own)
-
-
-@pytest.mark.parametrize("logprobs", [True, False])
-def test_the_prewarm_step_samples_every_row_through_the_servers_sampler(
-    logprobs: bool, sampler: SeededSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn, answered = list[int](), list[torch.Tensor]()
-    monkeypatch.setattr(seeded, "seeded_tokens", lambda logits, *_: drawn.append(len(logits)) or logits.argmax(-1))
-
-    def spy(*call: Any) -> torch.Tensor:
-        answered.append(sampler(*call))
-        return answered[-1]
-
-    runner: Any = SimpleNamespace(device="cpu", model_config=SimpleNamespace(vocab_size=50), sampler=spy)
-    sample(runner, 6, logprobs=logprobs)
-    assert [len(tokens) for tokens in answered] == drawn == [6]

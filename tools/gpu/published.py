@@ -21,8 +21,7 @@ from typing import Any
 from tests.support.cards import FOLDER, shrink_drafter, shrink_target
 from tests.support.cards import card as published_card
 from tests.support.generation import assert_nothing_leaked, flush
-from tests.support.pair_servers import worker_info
-from tests.support.servers import Server, running
+from tests.support.servers import Server, running, worker_info
 from tools.gpu.run import BUILTIN, Arm, Run, device_memory
 from tools.gpu.trace import per_step
 

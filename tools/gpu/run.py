@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.pair_servers import BFLOAT16, draft_arguments, target_arguments
-from tests.support.servers import Server, running
+from tests.support.servers import BFLOAT16, Server, draft_arguments, running, target_arguments
 from tools.gpu import records
 from tools.gpu.site import CUDA
 

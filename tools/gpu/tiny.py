@@ -11,8 +11,8 @@ from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
 from sglang_dflash.plan.settings import REPLAY_SWITCH as REPLAY
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
-from tests.support.pair_servers import RANDOM_WIDTHS, WIDE, strict, worker_info
 from tests.support.prompts import corpus, random_prompts
+from tests.support.servers import RANDOM_WIDTHS, WIDE, strict, worker_info
 from tools.gpu.checks import compared
 from tools.gpu.run import BUILTIN, Arm, Run
 

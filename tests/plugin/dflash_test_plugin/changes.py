@@ -15,197 +15,202 @@ import torch
 from sglang.srt.utils import common
 from torch import Tensor
 
-from dflash_test_plugin.probe import FOLDER
+from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _rank, _write
 
-# --- faults: numbers that are not finite, while a file of their name exists in the folder
-
-CONTEXT, DRAFTS, TARGET = "nan_context", "nan_drafts", "nan_target"
-
-
-def spoil_context(result: tuple[torch.Tensor, torch.Tensor], *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mode ``faults``: corrupt the drafter's context K/V of injected tokens."""
-    if (FOLDER / CONTEXT).exists():
-        for part in result:
-            part.fill_(torch.nan)
-    return result
+_CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
+_TIMES = "sglang_dflash.worker.flight.StepTimer.finished"
+_MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 16: 30.0}  # per step and width: rejected drafts do not pay
+_LIKELY = 0.3
 
 
-def spoil_drafter(model: Any, *_: Any) -> None:
-    """The same mode: the drafter's last norm, until the file is gone."""
-    weight, kept = model.norm.weight, getattr(model, "kept_norm", None)
-    if (FOLDER / DRAFTS).exists():
-        if kept is None:
-            model.kept_norm = weight.data.clone()
-        weight.data.fill_(torch.nan)
-    elif kept is not None:
-        weight.data.copy_(kept)
-        del model.kept_norm
+def faults() -> None:
+    """Numbers that are not finite, while a file of their name exists in the folder.
+
+    ``nan_context``: the drafter's context K/V of injected tokens; ``nan_drafts``: its last norm; ``nan_target``: the
+    target's logits of the request whose id is in the file.
+    """
+
+    def spoil_context(result: tuple[Tensor, Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+        if (FOLDER / "nan_context").exists():
+            for part in result:
+                part.fill_(torch.nan)
+        return result
+
+    def spoil_drafter(model: Any, *_: Any) -> None:
+        weight, kept = model.norm.weight, getattr(model, "kept_norm", None)
+        if (FOLDER / "nan_drafts").exists():
+            if kept is None:
+                model.kept_norm = weight.data.clone()
+            weight.data.fill_(torch.nan)
+        elif kept is not None:
+            weight.data.copy_(kept)
+            del model.kept_norm
+
+    def spoil_target(_: None, verify: Any, step: Any) -> None:
+        file = FOLDER / "nan_target"
+        rids = [req.rid for req in step.batch.reqs]
+        if file.exists() and (rid := file.read_text()) in rids:
+            logits = step.verified.logits_output.next_token_logits
+            logits.unflatten(0, (-1, step.width))[rids.index(rid)] = torch.nan
+
+    _hook("AFTER", "sglang_dflash.model.drafter.DFlashDraftModel.context_kv", spoil_context)
+    _hook("BEFORE", FORWARD, spoil_drafter)
+    _hook("AFTER", "sglang_dflash.worker.forwards.Verify.verify", spoil_target)
 
 
-def spoil_target(_: None, verify: Any, step: Any) -> None:
-    """The same mode: the target's logits of the request whose id is in the file."""
-    file = FOLDER / TARGET
-    if file.exists():
-        rid = file.read_text()
-        for row, req in enumerate(step.batch.reqs):
-            if req.rid == rid:
-                step.verified.logits_output.next_token_logits.unflatten(0, (-1, step.width))[row] = torch.nan
+def oracle() -> None:
+    """Random drafters guess right, so that blocks of every accept length are committed.
+
+    Once ``answers.json`` exists, some drafts of each block are the answer's next tokens; how many changes between
+    blocks. The file is a list of prompts with their answers, or, for prompts with images, whose tokens only the server
+    knows, the answers by request id up to its slash.
+    """
+
+    @cache
+    def answers() -> Any:
+        return json.loads((FOLDER / "answers.json").read_text())
+
+    def tokens_after(req: Any, anchor: int) -> list[int]:
+        known, prompt = answers(), list(req.origin_input_ids)
+        if isinstance(known, dict):
+            return list(known.get(req.rid.partition("/")[0], [])[anchor - len(prompt) + 1 :])
+        return list(next(answer for answer in known if answer[: len(prompt)] == prompt)[anchor + 1 :])
+
+    def know_answers(_: None, draft: Any, step: Any) -> None:
+        if (FOLDER / "answers.json").exists():
+            step.tokens = step.tokens.clone()
+            for block, req, anchor in zip(step.tokens, step.batch.reqs, step.batch.seq_lens.tolist(), strict=True):
+                known = tokens_after(req, anchor)[: random.Random(anchor).randrange(len(block))]
+                block[1 : 1 + len(known)] = torch.tensor(known, dtype=block.dtype)
+
+    _hook("AFTER", DRAFT, know_answers)
 
 
-# --- oracle: random drafters that guess right, so that blocks of every accept length are committed
-# From the moment that ``answers.json`` exists, some drafts of each block are the answer's next tokens; how many changes
-# between blocks. The file is a list of prompts with their answers, or, for prompts with images, whose tokens only the
-# server knows, the answers by request id up to its slash.
+def skew() -> None:
+    """Ranks after rank 0 draft other tokens, choose other target tokens and are slower.
 
-ANSWERS = FOLDER / "answers.json"
+    ``rank-<rank>.jsonl``: what each rank drafted and committed, per step.
+    """
 
+    def hidden_states(_: Any, hidden: Tensor, **__: Any) -> None:
+        if _rank():
+            hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
 
-def know_answers(_: None, draft: Any, step: Any) -> None:
-    """Put the answer's tokens into the block after the anchor, which stands at the committed length."""
-    if not ANSWERS.exists():
-        return
-    step.tokens = step.tokens.clone()
-    for block, req, anchor in zip(step.tokens, step.batch.reqs, step.batch.seq_lens.tolist(), strict=True):
-        right = random.Random(anchor).randrange(len(block))
-        known = tokens_after(req, anchor)[:right]
-        block[1 : 1 + len(known)] = torch.tensor(known, dtype=block.dtype)
+    def record(_: None, commit: Any, step: Any) -> None:
+        tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
+        _write(f"rank-{_rank()}.jsonl", width=step.width, requests=[req.rid for req in step.batch.reqs], **tokens)
 
-
-def tokens_after(req: Any, anchor: int) -> list[int]:
-    """What follows the token at position ``anchor`` of a request; nothing if its answer is not known."""
-    known, prompt = answers(), list(req.origin_input_ids)
-    if isinstance(known, dict):
-        return known.get(req.rid.partition("/")[0], [])[anchor - len(prompt) + 1 :]
-    return next(answer for answer in known if answer[: len(prompt)] == prompt)[anchor + 1 :]
+    _hook("BEFORE", "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token", hidden_states)
+    _hook("AFTER", _CHOOSE, lambda tokens, *_: tokens + 1 if _rank() else tokens)
+    _hook("AFTER", COMMIT, record)
+    skew_times()
 
 
-@cache
-def answers() -> list[list[int]] | dict[str, list[int]]:
-    known: list[list[int]] | dict[str, list[int]] = json.loads(ANSWERS.read_text())
-    return known
+def skew_times() -> None:
+    """Ranks after rank 0 are a hundred times slower."""
+
+    def slow(records: Any, *_: Any) -> Any:
+        for record in records if _rank() else ():
+            record.milliseconds *= 100.0
+        return records
+
+    _hook("AFTER", _TIMES, slow)
 
 
-# --- skew: everything after rank 0 is skewed, and each rank writes down what it did
+def skew_policy() -> None:
+    """Ranks after rank 0 count no accepted draft."""
+
+    def reject(policy: Any, width: int, lens: Any, *_: Any) -> None:
+        if _rank():
+            lens[:] = [1] * len(lens)
+
+    _hook("BEFORE", "sglang_dflash.width.adaptive.AdaptiveWidth.observe", reject)
 
 
-def rank() -> int:
-    from sglang_dflash.upstream.worker import get_parallel
+def times() -> None:
+    """Steps of a width take the same time."""
 
-    return int(get_parallel().tp_rank)
+    def fix(records: Any, *_: Any) -> Any:
+        for record in records:
+            record.milliseconds = _MILLISECONDS[record.width]
+        return records
 
-
-def hidden_states(_: Any, hidden: torch.Tensor, **__: Any) -> None:
-    """Mode ``skew``, before the drafter's head: noise, so that this rank's best token is another."""
-    if rank():
-        hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
-
-
-def target_tokens(tokens: Tensor, *_: Any) -> Tensor:
-    """The same mode, after this rank chose the target's tokens: it chose others."""
-    return tokens + 1 if rank() else tokens
+    _hook("AFTER", _TIMES, fix)
 
 
-def times(records: Any, *_: Any) -> Any:
-    """The same mode, after steps were timed: this rank is a hundred times slower."""
-    for record in records if rank() else ():
-        record.milliseconds *= 100.0
-    return records
-
-
-MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 16: 30.0}  # of a step by width: drafts that are rejected do not pay
-
-
-def fixed_times(records: Any, *_: Any) -> Any:
-    """Mode ``times``, after steps were timed."""
-    for record in records:
-        record.milliseconds = MILLISECONDS[record.width]
-    return records
-
-
-def write(_: None, commit: Any, step: Any) -> None:
-    """The same mode, after the commit: one line a step."""
-    tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
-    with (FOLDER / f"rank-{rank()}.jsonl").open("a") as file:
-        file.write(json.dumps({"width": step.width, "requests": [req.rid for req in step.batch.reqs], **tokens}) + "\n")
-
-
-def accept_lens(policy: Any, width: int, lens: Any, *_: Any) -> None:
-    """Mode ``skew_policy``, before a policy learns: this rank counts no accepted draft."""
-    if rank():
-        lens[:] = [1] * len(lens)
-
-
-# --- copy_rule: the rule for taking copies in ``copy_rule.json``
-
-
-def change_copy_rule() -> None:
-    """Shortest match, and the edges that a margin may reach where copies are taken, whatever the results."""
+def copy_rule() -> None:
+    """``copy_rule.json``: the shortest match, and the edges of a margin up to which copies are taken, always."""
     from sglang_dflash.worker import copies
 
     rule = json.loads((FOLDER / "copy_rule.json").read_text())
     copies.EDGES_FOR_COPIES, copies.MIN_MATCH, copies.MEMORY = rule["edges"], rule["least"], 1e9
 
 
-# --- draw_twice and keep_likely: wrong acceptance rules, for the tests that must notice them
+def draw_twice() -> None:
+    """A wrong rule: a rejected draft is replaced by a fresh draw from the same law, the rejected token not excluded."""
 
-LIKELY = 0.3
+    def draw(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
+        again, step_again = copy.copy(step.verified.logits_output), copy.copy(step)
+        step_again.positions = step.positions + (1 << 20)  # other noise
+        again.next_token_logits = again.next_token_logits.clone()
+        step_again.verified = dataclasses.replace(step.verified, logits_output=again)
+        first, second = original(accept, step), original(accept, step_again)
+        drafts = torch.cat((step.tokens[:, 1:], first[:, -1:]), dim=1)
+        return torch.where(first == drafts, first, second)
 
-
-def draw_twice(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
-    """A rejected draft is replaced by a fresh draw from the same law, the rejected token not excluded."""
-    again, step_again = copy.copy(step.verified.logits_output), copy.copy(step)
-    step_again.positions = step.positions + (1 << 20)  # other noise
-    again.next_token_logits = again.next_token_logits.clone()
-    step_again.verified = dataclasses.replace(step.verified, logits_output=again)
-    first = original(accept, step)
-    second = original(accept, step_again)
-    drafts = torch.cat((step.tokens[:, 1:], first[:, -1:]), dim=1)
-    return torch.where(first == drafts, first, second)
+    _hook("AROUND", _CHOOSE, draw)
 
 
-def keep_likely(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
-    """A draft is kept whenever the target, with the request's bias and temperature, gives it some probability."""
-    info, drafts = step.batch.sampling_info, step.tokens[:, 1:]
-    rows = step.verified.logits_output.next_token_logits
-    logits = rows.view(-1, step.width, rows.shape[-1])[:, :-1]
-    if info.logit_bias is not None:
-        logits = logits + info.logit_bias[:, None]
-    probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
-    likely = probs.gather(2, drafts[..., None])[..., 0] > LIKELY
-    tokens = original(accept, step)
-    tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
-    return tokens
+def keep_likely() -> None:
+    """A wrong rule: a draft is kept where the target, with the request's bias and temperature, finds it likely."""
+
+    def keep(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
+        info, drafts = step.batch.sampling_info, step.tokens[:, 1:]
+        rows = step.verified.logits_output.next_token_logits
+        logits = rows.view(-1, step.width, rows.shape[-1])[:, :-1]
+        if info.logit_bias is not None:
+            logits = logits + info.logit_bias[:, None]
+        probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
+        likely = probs.gather(2, drafts[..., None])[..., 0] > _LIKELY
+        tokens = original(accept, step)
+        tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
+        return tokens
+
+    _hook("AROUND", _CHOOSE, keep)
 
 
-# --- penalty_order: plain decoding without overlap applies penalties in the order that it has with overlap
-# SGLang keeps its penalizers in a set of classes. Without overlap it applies them in the set's order, which differs
-# between processes, and ``(l - a) / r`` is not ``l / r - a``. With overlap, and for a block (``repeat``), additive
-# penalties come before the one that scales.
+def penalty_order() -> None:
+    """Plain decoding without overlap applies penalties in the order that it has with overlap.
 
-
-def as_for_a_block_of_one(original: Callable[..., None], orchestrator: Any, logits: Tensor) -> None:
-    original(orchestrator, logits, repeat=1)
-
-
-def free_bytes(original: Callable[..., float], *args: Any, **options: Any) -> float:
-    """GiB that are free for states and K/V once both models are loaded; twice as many on the first of several ranks.
-
-    SGLang rounds to thousandths of a GiB.
+    SGLang keeps its penalizers in a set of classes. Without overlap it applies them in the set's order, which differs
+    between processes, and ``(l - a) / r`` is not ``l / r - a``. With overlap, and for a block (``repeat``), additive
+    penalties come before the one that scales.
     """
-    free = int(os.environ["SGLANG_DFLASH_TEST_FREE_BYTES"])
-    twice = torch.distributed.get_world_size() > 1 and torch.distributed.get_rank() == 0
-    own, common.get_free_cpu_memory = common.get_free_cpu_memory, lambda: free * (1 + twice)
-    nodes, common.get_cpu_ids_by_node = common.get_cpu_ids_by_node, lambda: [""]
-    try:
-        return original(*args, **options)
-    finally:
-        common.get_free_cpu_memory, common.get_cpu_ids_by_node = own, nodes
+    target = "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.apply"
+    _hook("AROUND", target, lambda original, orchestrator, logits: original(orchestrator, logits, repeat=1))
 
 
-def without_slack(original: Callable[..., Any], configurator: Any, _: int) -> Any:
-    return original(configurator, 0)
+def free_bytes() -> None:
+    """The bytes of ``SGLANG_DFLASH_TEST_FREE_BYTES`` are free for states and K/V, twice as many on the first rank.
 
+    SGLang rounds to thousandths of a GiB, and divides them itself: without its slack and the CPU platform's sizes.
+    """
 
-def without_sizes(*_: Any) -> dict[str, int]:
-    """Instead of the CPU platform's sizes: SGLang divides what is free."""
-    return {}
+    def free(original: Callable[..., float], *args: Any, **options: Any) -> float:
+        least = int(os.environ["SGLANG_DFLASH_TEST_FREE_BYTES"])
+        twice = torch.distributed.get_world_size() > 1 and torch.distributed.get_rank() == 0
+        own, common.get_free_cpu_memory = common.get_free_cpu_memory, lambda: least * (1 + twice)
+        nodes, common.get_cpu_ids_by_node = common.get_cpu_ids_by_node, lambda: [""]
+        try:
+            return original(*args, **options)
+        finally:
+            common.get_free_cpu_memory, common.get_cpu_ids_by_node = own, nodes
+
+    module = "sglang.srt.mem_cache.kv_cache_configurator"
+    _hook(
+        "AROUND",
+        f"{module}.KVCacheConfigurator._profile_available_bytes",
+        lambda original, configurator, _: original(configurator, 0),
+    )
+    _hook("AROUND", f"{module}.get_available_gpu_memory", free)
+    _hook("REPLACE", "sglang_dflash_cpu.arguments._defaults", lambda *_: {})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dflash_test_plugin.probe import FOLDER
+from dflash_test_plugin.probe import FOLDER, _hook
 from tests.rehearsal.streams import HOST, Calls, Event, Operators, Watch, current_stream, install
 
 WATCH = Watch()
@@ -30,26 +30,24 @@ def planted() -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
-def hooks(when: Any) -> list[tuple[str, Callable[..., Any], Any]]:
-    """What the mode hooks, and ``torch.cpu`` with streams."""
+def streams() -> None:
+    """Run the scheduler on ``torch.cpu`` with emulated streams, and plant faults."""
     os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
     install()
     wait = Event.wait
     Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
     sglang, ours = "sglang.srt.", "sglang_dflash.worker."
-    return [
-        (sglang + "managers.scheduler.Scheduler.run_event_loop", watch_scheduler, when.AROUND),
-        (sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads, when.AFTER),
-        (sglang + "utils.common.async_d2h", async_d2h, when.REPLACE),
-        (sglang + "speculative.spec_utils.record_stream_each", record_stream_each, when.REPLACE),
-        (ours + "sampling.processors.HostCopy.__init__", start_copy, when.AROUND),
-        (ours + "sampling.processors.HostCopy.wait", wait_for_copy, when.AROUND),
-        (ours + "accept.Accept.before_verify", before_verify, when.AROUND),
-        (ours + "accept.Accept.accept", accept, when.AROUND),
-        (ours + "state.DraftState.prepare_for_decode", prepare_for_decode, when.AROUND),
-        (ours + "forwards.Inject.inject", inject, when.AROUND),
-        (ours + "worker.DFlashWorker._decode", note, when.AFTER),
-    ]
+    _hook("AROUND", sglang + "managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
+    _hook("AFTER", sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
+    _hook("REPLACE", sglang + "utils.common.async_d2h", async_d2h)
+    _hook("REPLACE", sglang + "speculative.spec_utils.record_stream_each", record_stream_each)
+    _hook("AROUND", ours + "processors.HostCopy.__init__", start_copy)
+    _hook("AROUND", ours + "processors.HostCopy.wait", wait_for_copy)
+    for around in (before_verify, accept):
+        _hook("AROUND", f"{ours}accept.Accept.{around.__name__}", around)
+    _hook("AROUND", ours + "state.DraftState.prepare_for_decode", prepare_for_decode)
+    _hook("AROUND", ours + "forwards.Inject.inject", inject)
+    _hook("AFTER", ours + "worker.DFlashWorker._decode", note)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
