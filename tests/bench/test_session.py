@@ -13,7 +13,6 @@ import pytest
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import load, results, session
 from sglang_dflash_lab.bench.arms import Arm, check_arm, find_pair, parse_arms
-from sglang_dflash_lab.bench.cli import base_urls
 from sglang_dflash_lab.bench.load import Cell
 from sglang_dflash_lab.bench.server import Launch
 from sglang_dflash_lab.bench.session import Settings, plan
@@ -63,13 +62,6 @@ def test_arms_alternate_within_a_cell_and_their_order_is_reversed_in_every_repea
     assert order == [*first, ("dflash:16", 1, 1), ("ar", 1, 1), ("dflash:16", 4, 1), ("ar", 4, 1)]
 
 
-def test_one_server_at_a_time_is_stopped_before_the_other_starts(tmp_path: Path, events: list[str]) -> None:
-    session.run(settings(tmp_path, together=False), print)
-    both = ["dflash:16 1 0", "dflash:16 4 0", "dflash:16 1 1", "dflash:16 4 1"]
-    first, last = ["start ar", "ar 1 0", "ar 4 0", "stop ar"], ["start ar", "ar 1 1", "ar 4 1", "stop ar"]
-    assert events == [*first, "start dflash:16", *both, "stop dflash:16", *last]
-
-
 def test_a_session_measures_only_what_is_missing(tmp_path: Path, events: list[str]) -> None:
     session.run(settings(tmp_path, "ar"), print)
     with (tmp_path / results.FILE_NAME).open("a") as file:
@@ -83,12 +75,6 @@ def test_a_session_measures_only_what_is_missing(tmp_path: Path, events: list[st
     assert events == []
 
 
-def test_other_settings_need_another_folder(tmp_path: Path, events: list[str]) -> None:
-    session.run(settings(tmp_path, "ar"), print)
-    with pytest.raises(DFlashError, match=r"measured with seed 0, not 1.*another --out"):
-        session.run(settings(tmp_path, "ar", seed=1), print)
-
-
 @pytest.mark.parametrize(
     ("arm", "info", "found"),
     [("dflash:16", INFO, "not our worker"), ("builtin:16", OURS, "our worker"), ("dflash:8", OURS, "block size 16")]
@@ -97,19 +83,3 @@ def test_other_settings_need_another_folder(tmp_path: Path, events: list[str]) -
 def test_a_server_that_is_not_its_arm_is_refused(arm: str, info: dict[str, Any], found: str) -> None:
     with pytest.raises(DFlashError, match=found):
         check_arm(Arm.parse(arm), info)
-
-
-def test_an_arm_adds_its_flags_and_variables() -> None:
-    check_arm(Arm.parse("dflash:16"), OURS)
-    arm = Arm.parse("builtin:8+NAME=VALUE")
-    assert arm.env == (("SGLANG_DFLASH", "builtin"), ("NAME", "VALUE"))
-    args = settings(Path(), "adaptive:16", server_args=("--dtype", "bfloat16")).launch(Arm.parse("adaptive:16")).args
-    assert args[args.index("--speculative-num-draft-tokens") + 1] == "16" and "--speculative-adaptive" in args
-    assert args[-2:] == ("--dtype", "bfloat16") and args[args.index("--max-running-requests") + 1] == "4"
-
-
-def test_running_servers_are_named_by_their_mode() -> None:
-    assert base_urls(["http://a:1/"], ["ar"]) == {"ar": "http://a:1"}
-    assert base_urls(["ar=http://a", "dflash:16=http://b"], ["ar", "dflash:16"])["dflash:16"] == "http://b"
-    with pytest.raises(DFlashError, match="one --base-url for each mode"):
-        base_urls(["http://a:1"], ["ar", "dflash:16"])
