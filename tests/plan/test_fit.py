@@ -24,18 +24,12 @@ from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target
+from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
 SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.
-PUBLISHED = {
-    "Qwen3-Coder-Next": 0.5,
-    "Qwen3.5-27B": 2,
-    "Qwen3.5-4B": 0.63,
-    "Qwen3.6-27B": 2,
-    "Qwen3.6-35B-A3B": 0.5,
-}
+PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
 
 
 def sizing(*flags: str) -> Sizing:
@@ -96,7 +90,7 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
     tmp_path: Path,
 ) -> None:
     pair = FOLDER / "Qwen3.6-27B"
-    (tmp_path / "config.json").write_text(json.dumps({**load_config(pair / "drafter"), **DFLASH2}))
+    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
     shapes = expected_shapes(DrafterConfig.load(tmp_path))
     size = 2 * sum(map(math.prod, shapes.values()))
     assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
@@ -133,18 +127,6 @@ def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypa
     assert by_flag.replayed.slot == by_flag.kept.slot == by_variable.kept.slot
 
 
-def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
-    report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
-    served, verifying = report.memory.served, sizing(*flags[:2])
-    assert report.memory.other is None
-    assert served.bytes["scratch"] == 0 and served.tokens > 300_000
-    assert served.running > fit(verifying, report.memory.static_bytes).running
-    assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
-    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
-
-
 # SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
@@ -167,9 +149,8 @@ def test_the_memory_of_a_dense_target_follows_from_its_configuration(
 ) -> None:
     layers = {"num_target_layers": config["num_hidden_layers"]}
     ours = {key: config[key] for key in ("hidden_size", "vocab_size")}
-    for part, written in (("target", target(**config)), ("drafter", drafter(**ours, **layers))):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "config.json").write_text(json.dumps(written))
+    write_model(tmp_path / "target", target(**config))
+    write_model(tmp_path / "drafter", drafter(**ours, **layers))
     stated = {"metadata": {"total_size": 2 * parameters}, "weight_map": {}}
     (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(stated))
     flags = parse(["--dtype", "bfloat16"], target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))[0]

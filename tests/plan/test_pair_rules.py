@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.dequantise import set_aside
 from sglang_dflash.errors import Finding, apply, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import Rule
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.configs import CONFIGURATIONS, MISSING, TEXT, WEIGHTS, drafter, pair_of, target
-from tests.support.trainers import config, tensors_of, write, write_target
+from tests.support.configs import CONFIGURATIONS, MISSING, TEXT, WEIGHTS, drafter, pair_of, target, write_model
+from tests.support.trainers import config, tensors_of, write_target
 
 
 def check(rules: dict[str, Rule], settings: Settings, pair: Pair) -> dict[str, Finding]:
@@ -43,10 +42,7 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
 
 @pytest.mark.parametrize(
     ("about", "drafter_changes", "settings"),
-    [
-        ("context length", {"max_position_embeddings": 2048}, {}),
-        ("context length", {}, {"context_length": 8192}),
-    ],
+    [("context length", {"max_position_embeddings": 2048}, {}), ("context length", {}, {"context_length": 8192})],
 )
 def test_a_doubtful_pair_is_a_warning_and_still_starts(about: str, drafter_changes: Any, settings: Any) -> None:
     found = compared(drafter_changes, **settings)
@@ -65,21 +61,6 @@ def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "requested", "said"),
-    [
-        ("full full", 64, "64 tokens"),
-        ("sliding full", 64, "64 tokens"),
-        ("sliding full", 16, "31 tokens"),
-        ("sliding sliding", 64, "31 tokens"),
-    ],
-)
-def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
-    changes = {"layer_types": [f"{kind}_attention" for kind in layers.split()], "sliding_window": 32}
-    found = compared(changes, speculative_draft_window_size=requested)["draft window"]
-    assert found.level == "ok" and found.value.startswith(said)
-
-
-@pytest.mark.parametrize(
     ("stated", "flag", "served"),
     [
         ("bfloat16", "auto", "bfloat16"),
@@ -93,14 +74,6 @@ def test_the_served_dtype_is_sglangs_and_float16_is_a_warning(stated: str | None
     pair, settings = pair_of(drafter(), {"dtype": stated}), Settings(dtype=flag)
     assert pair.served_dtype(settings) == served
     assert check(WEIGHTS, settings, pair)["dtype"].level == ("warn" if served == "float16" else "ok")
-
-
-def test_a_drafter_is_dequantised_unless_a_flag_selects_quantised_layers() -> None:
-    pair = pair_of(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
-    finding = check(WEIGHTS, Settings(dtype="bfloat16"), pair)["drafter's quantisation"]
-    assert (finding.level, finding.value) == ("ok", "fp8, dequantised when loaded")
-    finding = check(WEIGHTS, Settings(speculative_draft_model_quantization="fp8"), pair)["drafter's quantisation"]
-    assert finding.level == "warn" and "--speculative-draft-model-quantization fp8" in finding.value
 
 
 MASK = "<|MASK|>"
@@ -150,7 +123,7 @@ def vocabulary(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, 
     """The finding on a drafter's own embedding and LM head."""
     tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
     edit(tensors)
-    return vocabulary_of(tmp_path, write(tmp_path / "drafter", config(name), tensors))
+    return vocabulary_of(tmp_path, write_model(tmp_path / "drafter", config(name), tensors))
 
 
 def vocabulary_of(tmp_path: Path, folder: Path) -> Finding:
@@ -218,7 +191,7 @@ def test_two_maps_that_disagree_are_refused(tmp_path: Path, edit: Edit) -> None:
 def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) -> None:
     write_target(tmp_path / "target")
     (tmp_path / "target" / "model.safetensors").unlink()
-    folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
+    folder = write_model(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
     assert vocabulary_of(tmp_path, folder).level == "warn"
 
 
