@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from pathlib import Path
 
@@ -24,18 +23,6 @@ def test_prompts_are_their_seeds_and_no_question_is_in_both_sets(task: str) -> N
     assert tasks.load(task, 8) == tasks.load(task, 24)[:8] != tasks.load(task, 8, seed=1)
     table, tuning = (set(chain.from_iterable(asked(name))) for name in (task, task + TUNING))
     assert not {text for text in table if text.endswith((".", "?", '"""\n'))} & tuning
-
-
-def test_a_file_of_conversations_is_a_task(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "user", "content": f"{i}?"}]} for i in range(20)]
-    file = tmp_path / "mine.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    first, again, other = (tasks.load(str(file), 8, seed) for seed in (1, 1, 2))
-    assert first == again != other
-    assert len({messages[0]["content"] for messages in first}) == 8
-    assert len(tasks.load(str(file), 100)) == 20
-    assert len(tasks.load("wild", 1000)) == 83
-    assert len(tasks.load("questions", 7)) == 7
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"prompt": "x"}'])
