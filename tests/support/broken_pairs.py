@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
-from tests.support.configs import MISSING, drafter, target
+from tests.support.configs import MISSING, drafter, target, write_model
 
 Edit = Callable[[Path], None]
 
@@ -38,8 +38,7 @@ class Broken:
 def write_pair(folder: Path, broken: Broken) -> None:
     """Write ``folder/target`` and ``folder/drafter``: configurations, and the drafter's tensors as zeros."""
     for part, config in (("target", target(**broken.target)), ("drafter", drafter(**broken.drafter))):
-        (folder / part).mkdir(parents=True)
-        (folder / part / "config.json").write_text(json.dumps(config))
+        write_model(folder / part, config)
     write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
     index = {"metadata": {"total_size": 1_966_336}, "weight_map": {}}
     (folder / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
