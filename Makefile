@@ -75,7 +75,7 @@ test-real: setup $(REAL_MODEL)/config.json
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup
 	$(BIN)/python -m tests.rehearsal
-	$(BIN)/python -m tests.rehearsal.mutants
+	$(BIN)/python -m tests.promises --mutants rehearsal
 	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
 	$(BIN)/python -m tests.ops.published
 	$(BIN)/python -m tests.ops.published --triton 3.6.0
