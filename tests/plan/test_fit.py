@@ -127,6 +127,18 @@ def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypa
     assert by_flag.replayed.slot == by_flag.kept.slot == by_variable.kept.slot
 
 
+def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
+    flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
+    report = checked("Qwen3.5-27B", *flags)
+    assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
+    served, verifying = report.memory.served, sizing(*flags[:2])
+    assert report.memory.other is None
+    assert served.bytes["scratch"] == 0 and served.tokens > 300_000
+    assert served.running > fit(verifying, report.memory.static_bytes).running
+    assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
+    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+
+
 # SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
