@@ -9,9 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
-from sglang_dflash.errors import DFlashError
-from sglang_dflash_lab.bench import load, results
-from sglang_dflash_lab.bench.load import Cell
+from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.pairs import target_path
 from tests.support.servers import Server
 
@@ -40,10 +38,3 @@ def test_bench_measures_two_servers_and_finds_their_answers_equal(
         assert set(ours["worker"]["steps_by_width"]) == {"16"} and ours["worker"]["steps_by_width"]["16"] > 0
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
     assert (tmp_path / "report.html").exists()
-
-
-def test_a_refused_request_stops_the_benchmark(dflash_hybrid: Server, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    load.write_prompts(prompts, [({"role": "user", "content": "Hello"},)], MODEL, False)
-    with pytest.raises(DFlashError, match="1 of 1 requests failed, the first with no text"):
-        load.measure(dflash_hybrid.url, Cell("dflash:16", "t", 1, 0), prompts, MODEL, 8, -1.0, tmp_path / "log")

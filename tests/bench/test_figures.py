@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.bench.figures import Summary, conclusion, speed_up, tables, warnings
 from sglang_dflash_lab.bench.load import Cell
@@ -82,29 +78,3 @@ def test_answers_that_differ_and_slower_arms_are_reported_first(tmp_path: Path) 
     assert slow.startswith("dflash:16 is slower than plain decoding: math at c=1 (0.8")
     page = write_report(tmp_path).read_text()
     assert page.index(differ.replace("'", "&#39;")) < page.index(slow) < page.index("<table>")
-
-
-def test_a_report_is_one_page_with_plots_and_its_tables_as_files(tmp_path: Path) -> None:
-    write(tmp_path, SPEEDS, SAME)
-    page = write_report(tmp_path).read_text()
-    assert "All 6 compared answers equal plain decoding's" in page
-    assert page.count("data:image/png;base64,") == 2
-    assert "<script" not in page and 'src="http' not in page
-    with (tmp_path / "summary.csv").open() as file:
-        assert [row["mode"] for row in csv.DictReader(file)] == ["ar", "dflash:16"]
-    assert "### Throughput and speed-up" in (tmp_path / "tables.md").read_text()
-
-
-def test_changing_traffic_is_a_picture_with_each_arms_total(tmp_path: Path) -> None:
-    write(tmp_path, SPEEDS, SAME)
-    for mode, speed, seconds in (("ar", 10.0, 27.0), ("dflash:16", 60.0, 1.0)):
-        results.append(tmp_path, "run", run(Cell(mode, "math", 8, 0), speed, SAME[mode], duration=seconds))
-    results.append(tmp_path, "run", run(Cell("ar", "math", 8, 1), 1.0, SAME["ar"], duration=99.0))  # of one arm alone
-    assert Summary(tmp_path).totals() == {"ar": 570 / 30, "dflash:16": 690 / 4}
-    assert write_report(tmp_path).read_text().count("data:image/png;base64,") == 3
-    assert len(list(tmp_path.glob("picture-*.png"))) == 3
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DFlashError, match="no finished run"):
-        write_report(tmp_path)

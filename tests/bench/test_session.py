@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_lab.bench import load, results, session
 from sglang_dflash_lab.bench.arms import Arm, check_arm, find_pair, parse_arms
-from sglang_dflash_lab.bench.cli import base_urls
-from sglang_dflash_lab.bench.load import Cell
-from sglang_dflash_lab.bench.server import Launch
 from sglang_dflash_lab.bench.session import Settings, plan
-from tests.bench.test_figures import run as measured
 
 PAIR = find_pair("tiny-hybrid", None, None)
 INFO = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16, "internal_states": [{}]}
@@ -29,64 +21,10 @@ def settings(out: Path, modes: str = "ar,dflash:16", **more: Any) -> Settings:
     return Settings(PAIR, parse_arms(modes), ["math"], [1, 4], 2, 2, out, **more)
 
 
-@pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Starts, ends and runs of servers that answer nothing."""
-    found: list[str] = []
-
-    @contextlib.contextmanager
-    def running(launch: Launch, log: Path) -> Iterator[str]:
-        label = "dflash:16" if "DFLASH" in launch.args else "ar"
-        found.append(f"start {label}")
-        yield f"http://{label}"
-        found.append(f"stop {label}")
-
-    def measure(url: str, cell: Cell, prompts: Path, *_: Any) -> dict[str, Any]:
-        assert prompts.exists()
-        found.append(f"{cell.mode} {cell.concurrency} {cell.repeat}")
-        return measured(cell, 100.0, ["a", "b"])
-
-    def get(url: str, **_: Any) -> httpx.Response:
-        info = {"version": "0", **(OURS if "dflash" in url else PLAIN)}
-        return httpx.Response(200, json=info, request=httpx.Request("GET", url))
-
-    monkeypatch.setattr(session, "running", running)
-    monkeypatch.setattr(load, "measure", measure)
-    monkeypatch.setattr(load, "write_prompts", lambda path, *_: path.touch())
-    monkeypatch.setattr(httpx, "get", get)
-    return found
-
-
 def test_arms_alternate_within_a_cell_and_their_order_is_reversed_in_every_repeat(tmp_path: Path) -> None:
     order = [(cell.mode, cell.concurrency, cell.repeat) for cell in plan(settings(tmp_path))]
     first = [("ar", 1, 0), ("dflash:16", 1, 0), ("ar", 4, 0), ("dflash:16", 4, 0)]
     assert order == [*first, ("dflash:16", 1, 1), ("ar", 1, 1), ("dflash:16", 4, 1), ("ar", 4, 1)]
-
-
-def test_one_server_at_a_time_is_stopped_before_the_other_starts(tmp_path: Path, events: list[str]) -> None:
-    session.run(settings(tmp_path, together=False), print)
-    both = ["dflash:16 1 0", "dflash:16 4 0", "dflash:16 1 1", "dflash:16 4 1"]
-    first, last = ["start ar", "ar 1 0", "ar 4 0", "stop ar"], ["start ar", "ar 1 1", "ar 4 1", "stop ar"]
-    assert events == [*first, "start dflash:16", *both, "stop dflash:16", *last]
-
-
-def test_a_session_measures_only_what_is_missing(tmp_path: Path, events: list[str]) -> None:
-    session.run(settings(tmp_path, "ar"), print)
-    with (tmp_path / results.FILE_NAME).open("a") as file:
-        file.write('{"kind": "run", "mode": "ar", "ta')  # a killed process
-    events.clear()
-    session.run(settings(tmp_path), print)
-    assert events[:3] == ["start dflash:16", "dflash:16 1 0", "dflash:16 4 0"] and "start ar" not in events
-    assert len(results.read(tmp_path, "run")) == 8
-    events.clear()
-    session.run(settings(tmp_path), print)
-    assert events == []
-
-
-def test_other_settings_need_another_folder(tmp_path: Path, events: list[str]) -> None:
-    session.run(settings(tmp_path, "ar"), print)
-    with pytest.raises(DFlashError, match=r"measured with seed 0, not 1.*another --out"):
-        session.run(settings(tmp_path, "ar", seed=1), print)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +35,3 @@ def test_other_settings_need_another_folder(tmp_path: Path, events: list[str]) -
 def test_a_server_that_is_not_its_arm_is_refused(arm: str, info: dict[str, Any], found: str) -> None:
     with pytest.raises(DFlashError, match=found):
         check_arm(Arm.parse(arm), info)
-
-
-def test_an_arm_adds_its_flags_and_variables() -> None:
-    check_arm(Arm.parse("dflash:16"), OURS)
-    arm = Arm.parse("builtin:8+NAME=VALUE")
-    assert arm.env == (("SGLANG_DFLASH", "builtin"), ("NAME", "VALUE"))
-    args = settings(Path(), "adaptive:16", server_args=("--dtype", "bfloat16")).launch(Arm.parse("adaptive:16")).args
-    assert args[args.index("--speculative-num-draft-tokens") + 1] == "16" and "--speculative-adaptive" in args
-    assert args[-2:] == ("--dtype", "bfloat16") and args[args.index("--max-running-requests") + 1] == "4"
-
-
-def test_running_servers_are_named_by_their_mode() -> None:
-    assert base_urls(["http://a:1/"], ["ar"]) == {"ar": "http://a:1"}
-    assert base_urls(["ar=http://a", "dflash:16=http://b"], ["ar", "dflash:16"])["dflash:16"] == "http://b"
-    with pytest.raises(DFlashError, match="one --base-url for each mode"):
-        base_urls(["http://a:1"], ["ar", "dflash:16"])

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.arguments import CHOICES, _defaults, check_before_model, check_pair, cpu_values, pool_defaults
+from sglang_dflash_cpu.arguments import CHOICES, _defaults, check_before_model, check_pair, cpu_values
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 
 # As SGLang leaves them without a flag.
@@ -91,31 +91,7 @@ def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyP
     assert threads.environment_defaults(1, "float32") == {}
 
 
-HYBRID = {
-    **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4},
-    **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-}
 DENSE = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
-
-
-@pytest.mark.parametrize(
-    ("config", "dtype_bytes", "token", "state"),
-    [
-        (HYBRID, 2, 1 * 2 * 2 * 64 * 2, 3 * (4 * 32 * 32 * 4 + (2 * 64 + 128) * 3 * 2)),
-        (DENSE, 4, 6 * 2 * 2 * 32 * 4, 0),
-    ],
-    ids=["hybrid", "dense"],
-)
-def test_a_pool_is_capped_if_it_takes_at_most_a_tenth_of_the_memory(
-    config: dict[str, Any], dtype_bytes: int, token: int, state: int
-) -> None:
-    for name, taken in (("max_total_tokens", 32 * 2048 * token), ("max_mamba_cache_size", 32 * 8 * state)):
-        if taken:
-            options = {"dtype_bytes": dtype_bytes, "running": 32, "context": 2048}
-            assert name in pool_defaults(config, **options, memory=10 * taken)
-            assert name not in pool_defaults(config, **options, memory=10 * taken - 10)
 
 
 def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +102,6 @@ def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch
     unset = dict.fromkeys(("max_running_requests", "max_total_tokens"))
     cfg = SimpleNamespace(disaggregation_mode="null", **unset)
     assert _defaults(cfg, model)["max_total_tokens"] == 32 * 4096
-
-
-def test_a_hybrid_as_sglang_reads_its_config() -> None:
-    config = {**HYBRID, "full_attention_interval": 4}
-    del config["layer_types"]
-    for memory in (1 << 20, 200 << 20, 1 << 30, 8 << 30):
-        options = {"dtype_bytes": 2, "running": 32, "context": 2048, "memory": memory}
-        assert pool_defaults(config, **options) == pool_defaults(HYBRID, **options)
 
 
 NOT_SET = ("quantization", "enable_lora", "lora_paths")

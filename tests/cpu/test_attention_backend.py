@@ -12,8 +12,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from sglang_dflash.errors import DFlashError
@@ -36,7 +35,6 @@ POOL: dict[str, Any] = {
     **{"page_size": PAGE, "dtype": torch.float32, "head_num": KV_HEADS, "head_dim": DIM},
     **{"device": "cpu", "enable_memory_saver": False},
 }
-SLIDING = {"swa_attention_layer_ids": [1], "full_attention_layer_ids": [0], "token_to_kv_pool_class": CpuKVPool}
 
 
 def layer(
@@ -70,18 +68,14 @@ def rule(query: int, key: int, *, causal: bool, window: int | None) -> bool:
 class Requests:
     """Requests with scattered slots, and every key and value that a layer ever wrote for them."""
 
-    def __init__(self, lens: list[int], *, sliding_pool: bool = False) -> None:
+    def __init__(self, lens: list[int]) -> None:
         self.lens = lens
         self.table = ReqToTokenPool(size=8, max_context_len=64, device="cpu", enable_memory_saver=False)
         self.rows = torch.randperm(8)[: len(lens)]
         shares = (torch.randperm(SLOTS) + 1).split(SLOTS // len(lens))
         for row, slots in zip(self.rows.tolist(), shares, strict=False):
             self.table.req_to_token[row, : min(64, slots.shape[0])] = slots[:64].int()
-        if sliding_pool:
-            self.pool: Any = SWAKVPool(SLOTS, SLOTS, **SLIDING, **POOL)
-            self.pool.register_mapping(torch.cat([torch.zeros(1, dtype=torch.int64), torch.randperm(SLOTS) + 1]))
-        else:
-            self.pool = CpuKVPool(SLOTS, layer_num=2, **POOL)
+        self.pool = CpuKVPool(SLOTS, layer_num=2, **POOL)
         places = {"req_to_token_pool": self.table, "token_to_kv_pool": self.pool, "kv_index_translator": None}
         self.backend = TorchAttentionBackend(SimpleNamespace(**places))
         self.k = [torch.randn(64, KV_HEADS, DIM) for _ in lens]
@@ -125,12 +119,11 @@ class Requests:
             first = last
 
 
-@pytest.mark.parametrize("sliding_pool", [False, True], ids=["one_pool", "sliding_pool"])
 @pytest.mark.parametrize("lens", [[11], [3, 24, 9]], ids=str)
-def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int], sliding_pool: bool) -> None:
+def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int]) -> None:
     """A prompt in two chunks, a decode, a verification and a drafter's block, each on both layers."""
     torch.manual_seed(len(lens))
-    requests = Requests(lens, sliding_pool=sliding_pool)
+    requests = Requests(lens)
     layers, windows = [layer(0), layer(1, window=WINDOW)], [None, WINDOW]
     begin, half, end = [0] * len(lens), [n // 2 for n in lens], lens
     prompt = [(ForwardMode.EXTEND, begin, half), (ForwardMode.EXTEND, half, end)]
@@ -161,15 +154,6 @@ def test_a_prompts_rows_are_the_same_bits_however_it_is_split(window: int | None
         assert torch.equal(attend_rows(q, k, v, row_keys(contexts, window=None), scale=SCALE), whole)
 
 
-def test_an_idle_batch_gives_nothing() -> None:
-    backend, empty = Requests([4]).backend, torch.zeros(0, dtype=torch.int64)
-    tensors = dict.fromkeys(("input_ids", "req_pool_indices", "seq_lens", "out_cache_loc"), empty)
-    batch = ForwardBatch(forward_mode=ForwardMode.IDLE, batch_size=0, seq_lens_sum=0, **tensors)
-    backend.init_forward_metadata(batch)
-    nothing = torch.zeros(0, KV_HEADS, DIM)
-    assert backend.forward(torch.zeros(0, HEADS * DIM), nothing, nothing, layer(0), batch).shape == (0, HEADS * DIM)
-
-
 def test_what_would_be_ignored_is_refused() -> None:
     with pytest.raises(DFlashError, match=r"logit_cap=30"):
         Requests([5]).run(ForwardMode.EXTEND, [layer(0, cap=30.0)], [0], [5])
@@ -187,13 +171,3 @@ def test_only_the_accepted_prefix_of_a_block_is_written() -> None:
     untouched = [slot for slot in range(1, SLOTS) if slot not in written]
     assert not keys[untouched].any()
     assert not values[untouched].any()
-
-
-def test_moving_slots() -> None:
-    pool = CpuKVPool(SLOTS, layer_num=2, enable_kv_cache_copy=True, **POOL)
-    k, v = torch.randn(3, KV_HEADS, DIM), torch.randn(3, KV_HEADS, DIM)
-    pool.set_kv_buffer(layer(1), KVWriteLoc(torch.tensor([4, 5, 6])), k, v)
-    pool.move_kv_cache(torch.tensor([5, 4]), torch.tensor([4, 6]))
-    keys, values = pool.get_kv_buffer(1)
-    assert torch.equal(keys[[5, 4]], k[[0, 2]])
-    assert torch.equal(values[[5, 4]], v[[0, 2]])

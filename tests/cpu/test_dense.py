@@ -59,15 +59,3 @@ def test_the_product_is_the_products(processor: str, rows: int, with_bias: bool)
     assert result.shape == (rows, OUTPUT)
     assert result.is_contiguous()
     torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"is_rms_norm": False}, {"norm_before_gate": False}, {"group_size": 8}, {"z": None}],
-    ids=lambda options: next(iter(options)),
-)
-def test_other_norms_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(NotImplementedError, match="layernorm_fn"):
-        dense.layernorm_gated(normal(2, 16), normal(16), None, **({"z": normal(2, 16), "is_rms_norm": True} | options))
-    with pytest.raises(NotImplementedError, match="rms_norm_gated"):
-        dense.rms_norm_gated(normal(2, 16), normal(2, 16), normal(16), None, prenorm=True)

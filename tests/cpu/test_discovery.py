@@ -49,19 +49,6 @@ def test_a_platform_that_cannot_be_imported_is_not_named_to_sglang(monkeypatch: 
         discovery.activate()
 
 
-def test_accelerators_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert "CUDA" in discovery.accelerators()
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "ROCm" in discovery.accelerators()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
-    assert discovery.accelerators()[:1] == ["XPU"]
-
-
 def test_hidden_devices_are_not_a_broken_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery.Path, "exists", lambda self: str(self) == "/dev/nvidiactl")
     assert discovery.unused_devices({}) == ["CUDA"]

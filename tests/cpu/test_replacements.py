@@ -8,14 +8,10 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, DRAFT_ATTENTION_BACKEND_CHOICES
-from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.platforms.interface import SRTPlatform
 
-from sglang_dflash_cpu import create_attention, register_attention
-from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
@@ -38,14 +34,6 @@ def test_a_replacement_can_be_called_like_its_target(row: Replacement) -> None:
     assert set(by_name) <= set(theirs)
     if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in ours):
         assert set(positional + by_name) == set(theirs)
-
-
-def test_the_attention_backend_is_a_choice_everywhere_once() -> None:
-    register_attention()
-    register_attention()
-    assert ATTENTION_BACKENDS[ATTENTION_BACKEND] is create_attention
-    assert ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
-    assert DRAFT_ATTENTION_BACKEND_CHOICES.count(ATTENTION_BACKEND) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from sglang_dflash.causes import NO_TEMPLATE, OTHER_TARGET, SAMPLING, THINKING
 from sglang_dflash.check.diagnose.probe import Probe, Server
 from sglang_dflash.check.diagnose.verdict import SENTENCES, Reference, Report, find_reference
-from sglang_dflash.check.published import published_pairs
 from sglang_dflash_lab.pairs import drafter_path
 from tests.diagnose.fake_server import WORKER, meta, server_info
 
@@ -165,17 +164,6 @@ def test_a_published_drafter_is_recognised_by_the_end_of_its_path() -> None:
 def test_a_published_drafter_with_another_published_target_is_a_known_cause(target: str, other: str | None) -> None:
     pair = {"model_path": target, "speculative_draft_model_path": "z-lab/Qwen3.5-4B-DFlash"}
     assert Server(server_info() | pair).known == ({OTHER_TARGET: f"its target is {other}"} if other else {})
-
-
-def test_cards_state_whether_they_were_measured_with_thinking() -> None:
-    for card in published_pairs().values():
-        assert card["thinking"] is ("thinking enabled" in card["setup"] or None)
-
-
-def test_a_card_without_figures_and_an_unknown_drafter_have_none() -> None:
-    unmeasured = find_reference("z-lab/Qwen3.6-27B-DFlash", 16)
-    assert unmeasured is not None and not unmeasured.lengths
-    assert find_reference("someone/drafter", 16) is None
 
 
 def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:

@@ -46,12 +46,6 @@ def test_dflash_keys_may_stand_at_either_level_and_dflash_config_takes_precedenc
         assert DrafterConfig.from_dict(written) == parse()
 
 
-def test_a_text_config_is_read() -> None:
-    config = drafter()
-    own = {key: config.pop(key) for key in ("architectures", "dflash_config", "block_size", "num_target_layers")}
-    assert DrafterConfig.from_dict({**own, "text_config": config}) == parse()
-
-
 @pytest.mark.parametrize(
     ("key", "input_scale", "output_scale"),
     [("input_embedding_scale", 0.5, 1.0), ("output_multiplier", 1.0, 0.5), ("logit_scale", 1.0, 0.5)],

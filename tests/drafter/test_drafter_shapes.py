@@ -24,7 +24,6 @@ from sglang_dflash.drafter import config
 from sglang_dflash.plan.serving import context_window
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train import drafter, reference_decoder
-from sglang_dflash_lab.train.dflash2 import BlockConvolution, Selector
 from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.checkpoints import write_drafter
@@ -96,8 +95,7 @@ SHAPES = {
         causal=False,
     ),
     "DFlash2, interleaved, three taps, capped logits": Shape(
-        DFLASH2 | CAPPED | {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3},
-        flag=12,
+        DFLASH2 | CAPPED | {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3}, flag=12
     ),
     "DFlash2, blocks of two": Shape(DFLASH2, flag=2, matters=False),
     "scaled input embeddings": Shape(keys={"input_embedding_scale": 8.0}, input_scale=8.0),
@@ -160,23 +158,6 @@ class Reference:
                 inside.setattr(drafter, "rotate", yarn_rotation)
             return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)
 
-    def decode_without(self, part: str, prompt: list[int]) -> Decoded:
-        """What the same weights draft without a part of DFlash2."""
-        model, convolve = self.decoder.drafter, BlockConvolution.forward
-        where, name, instead = {
-            "selector": (model, "candidate_selector", None),
-            "cap": (Selector, "unary", lambda _, logits: logits.float()),
-            "convolution": (BlockConvolution, "forward", lambda _, x, width, sublayer: sublayer(x)),
-            "earlier position": (
-                BlockConvolution,
-                "forward",
-                lambda module, x, _, sublayer: convolve(module, x, 1, sublayer),
-            ),
-        }[part]
-        with self.patch.context() as inside:
-            inside.setattr(where, name, instead)
-            return self.decode(prompt, None)
-
     def decode_plainly(self, prompt: list[int]) -> Decoded:
         """What the same weights draft with plain full attention to everything."""
         model = self.decoder.drafter
@@ -211,14 +192,6 @@ def test_drafts_equal_the_reference(
         rivals["plain attention"] = reference.decode_plainly
     if reads and reads < len(prompts[-1]) and FULL in reference.decoder.drafter.config.layer_types:
         rivals["no window"] = functools.partial(reference.decode, window=None)
-    if reads is None and "selector_rank" in shape.fields and width > 2:
-        parts = (
-            "selector",
-            "convolution",
-            "earlier position",
-            *(["cap"] if "output_multiplier" in shape.fields else []),
-        )
-        rivals |= {f"no {part}": functools.partial(reference.decode_without, part) for part in parts}
     told_apart = dict.fromkeys(rivals, False)
     for prompt, answer in zip(prompts, answers, strict=True):
         expected = reference.decode(prompt, reads)

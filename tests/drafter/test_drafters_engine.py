@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
+from tests.support.configs import write_model
 from tests.support.generation import Answer, counted, generate, generate_all
 from tests.support.prompts import corpus
 from tests.support.quantised import write_quantised
@@ -29,9 +30,8 @@ def published() -> dict[str, Any]:
 
 
 def as_automodel(folder: Path) -> None:
-    save_file(load_file(drafter_path(PAIR) / "model.safetensors"), folder / "model.safetensors")
     config = {**published(), "architectures": ["Qwen3DFlashDraftModel"], "is_causal": False}
-    (folder / "config.json").write_text(json.dumps(config))
+    write_model(folder, config, load_file(drafter_path(PAIR) / "model.safetensors"))
 
 
 def as_speculators(folder: Path, not_drafted: set[int]) -> None:
@@ -46,7 +46,6 @@ def as_speculators(folder: Path, not_drafted: set[int]) -> None:
         "t2d": torch.zeros(len(embedding), dtype=torch.bool).index_fill_(0, ids, True),
         "d2t": ids - torch.arange(len(ids)),
     }
-    save_file(tensors, folder / "model.safetensors")
     dflash = config.pop("dflash_config")
     for key in ("architectures", "num_target_layers", "torch_dtype"):
         config.pop(key)
@@ -62,7 +61,7 @@ def as_speculators(folder: Path, not_drafted: set[int]) -> None:
         "speculators_model_type": "dflash",
         "transformer_layer_config": config,
     }
-    (folder / "config.json").write_text(json.dumps(written))
+    write_model(folder, written, tensors)
 
 
 def answers_with(drafter: Path, tmp_path: Path) -> list[Answer]:
@@ -81,7 +80,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
 @pytest.mark.parametrize("trainer", ["automodel", "speculators"])
 def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
-    folder.mkdir()
     answered = {token for answer in plain for token in answer.tokens}
     unused = next(token for token in reversed(range(published()["vocab_size"])) if token not in answered)
     as_automodel(folder) if trainer == "automodel" else as_speculators(folder, {unused})
@@ -110,7 +108,6 @@ def kv_numbers(config: dict[str, Any]) -> int:
 
 def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
-    folder.mkdir()
     as_speculators(folder, {token for answer in plain for token in answer.tokens})
     answers = answers_with(folder, tmp_path)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]

@@ -33,11 +33,6 @@ def test_headers_are_read_without_the_weights(tmp_path: Path) -> None:
     assert TensorHeader("F4", (4, 2)).num_bytes == 4
 
 
-def test_no_file_is_none(tmp_path: Path) -> None:
-    assert ModelFiles(str(tmp_path)).tensors is None
-    assert ModelFiles(str(tmp_path)).json("tokenizer.json") is None
-
-
 def test_a_hub_that_does_not_answer_is_named_at_once_and_is_not_a_missing_file(tmp_path: Path) -> None:
     """A drafter served without its mask embedding would draft badly without a word."""
     nobody = "http://127.0.0.1:9"

@@ -20,8 +20,8 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import kind_left_to_builtin, plain_form
 from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
 from sglang_dflash.errors import DFlashError
-from tests.support.configs import drafter
-from tests.support.trainers import FOLDER, SERVED, config, plain_config, tensors_of, write, write_target
+from tests.support.configs import drafter, write_model
+from tests.support.trainers import FOLDER, SERVED, config, plain_config, tensors_of, write_target
 
 VOCABULARY = {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}
 Placed = dict[tuple[str, str | int | None], Tensor]
@@ -62,9 +62,9 @@ def test_a_plain_configuration_is_unchanged(name: str) -> None:
 @pytest.mark.parametrize("name", SERVED)
 def test_loads_the_tensors_of_the_same_drafter_in_the_plain_form(name: str, tmp_path: Path) -> None:
     tensors = tensors_of(name, write_target(tmp_path / "target"))
-    found = loaded(write(tmp_path / "trainer", config(name), tensors))
+    found = loaded(write_model(tmp_path / "trainer", config(name), tensors))
     body = {key: tensor for key, tensor in tensors.items() if key not in VOCABULARY}
-    expected = loaded(write(tmp_path / "plain", plain_config(name), body))
+    expected = loaded(write_model(tmp_path / "plain", plain_config(name), body))
     if "t2d" in tensors:
         expected["t2d", None] = tensors["t2d"]
     assert_same(found, expected)
@@ -75,13 +75,13 @@ def test_a_reduced_vocabulary_without_its_tokens_or_of_another_shape_is_refused(
     del tensors["t2d"]
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].clone()
     with pytest.raises(DFlashError, match=r"missing: t2d.*lm_head.weight is \[100, 64\], not \[512, 64\]"):
-        loaded(write(tmp_path / "trainer", config("speculators-reduced"), tensors))
+        loaded(write_model(tmp_path / "trainer", config("speculators-reduced"), tensors))
 
 
 def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> None:
     tensors = tensors_of("speculators", write_target(tmp_path / "target"))
     with pytest.raises(DFlashError, match=r"unexpected: embed_tokens.weight, lm_head.weight"):
-        loaded(write(tmp_path / "plain", plain_config("speculators"), tensors))
+        loaded(write_model(tmp_path / "plain", plain_config("speculators"), tensors))
 
 
 def test_scales_of_a_speculators_drafter_are_kept() -> None:

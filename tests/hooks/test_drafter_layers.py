@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import launch
 from sglang_dflash.plan.pair import Pair
@@ -23,7 +21,7 @@ from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
-from tests.support.trainers import FOLDER as TRAINERS
+from tests.support.configs import write_model
 
 pytestmark = pytest.mark.sglang
 
@@ -42,10 +40,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def folder(path: Path, card: str, **changes: Any) -> Path:
-    path.mkdir()
-    config = json.loads((CARD / card / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, **changes}))
-    return path
+    return write_model(path, {**json.loads((CARD / card / "config.json").read_text()), **changes})
 
 
 def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any], **others: Any) -> Any:
@@ -100,14 +95,3 @@ def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeyp
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
         reason_for_builtin(settings, pair, GPUS["h200"])
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy
-
-
-@pytest.mark.parametrize("trainer", ["automodel-dflash2", "speculators-dflash2"])
-def test_the_name_by_which_sglang_shifts_a_muse_targets_captured_layers_is_kept(trainer: str, tmp_path: Path) -> None:
-    from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import _map_muse_target_layer_ids
-
-    view = plain_view(ModelFiles(str(shutil.copytree(TRAINERS / trainer, tmp_path / trainer))))
-    assert view is not None
-    config = SimpleNamespace(**json.loads((view / "config.json").read_text()))
-    muse = SimpleNamespace(model_type="muse_glimmer")
-    assert _map_muse_target_layer_ids(target_hf_config=muse, draft_hf_config=config, layer_ids=[1, 4]) == [2, 5]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +14,11 @@ pytest.importorskip("sglang")
 
 from sglang.srt.constrained import base_grammar_backend as grammars
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import requests, weights
+from sglang_dflash.hooks import requests
 from sglang_dflash.plan import serving
 from sglang_dflash_lab.pairs import target_path
 
@@ -139,30 +137,3 @@ def test_a_backend_without_rollback_is_refused_whatever_its_name(monkeypatch: py
     requests.refuse_without_rollback(None)
     able = type("Able", (grammars.BaseGrammarObject,), {"rollback": lambda self, k: None})
     requests.refuse_without_rollback(SimpleNamespace(dispatch_regex=lambda pattern: able()))
-
-
-class Loads(torch.nn.Module):
-    """A model that loads as SGLang's do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
-
-    def load_weights(self, named: Any) -> None:
-        for name, tensor in named:
-            getattr(self, name).data[:] = tensor
-
-
-def test_tensors_of_a_process_group_are_loaded_wholly_or_not_at_all() -> None:
-    model = Loads()
-    updater: Any = SimpleNamespace(
-        get_model=lambda: model,
-        model_config=SimpleNamespace(model_path="p", is_draft_model=True),
-        _assert_weight_cache_inactive=lambda _: None,
-    )
-    load = WeightUpdater.load_weights_from_distributed
-    refused = weights.update_wholly(load, updater, [("a", torch.ones(4)), ("b", torch.ones(5))])
-    assert not refused[0] and "nothing was written" in refused[1] and " at b [" in refused[1]
-    assert not model.a.any() and not model.b.any() and "load_weights" not in vars(model)
-    assert weights.update_wholly(load, updater, [("a", torch.ones(4)), ("b", torch.ones(4))])[0]
-    assert model.a.all() and model.b.all()

@@ -79,19 +79,15 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     assert select_runners([("draft", None)], None, "draft") == [("draft", None)]
 
 
-def reason(on_cpu: bool, machine: Device = GPUS["h100"], **changed: Any) -> str | None:
+def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:
     pair = {"model_path": str(target_path("tiny-dense"))}
     pair["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
     settings = Settings.of(Settings(**{**pair, "device": "cuda", **changed}))
     settings.validate()
-    return reason_for_builtin(settings, Pair.of(settings), CPU if on_cpu else machine)
+    return reason_for_builtin(settings, Pair.of(settings), machine)
 
 
 AMD = replace(GPUS["h200"], name="AMD Instinct MI300X", capability=None, is_rocm=True)
-
-
-def test_an_amd_gpu_is_left_to_sglangs_worker_though_sglang_calls_it_cuda() -> None:
-    assert reason(False, AMD) == "the GPU is AMD's (ROCm)"
 
 
 def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switch_asks_for_ours(
@@ -99,10 +95,10 @@ def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switc
 ) -> None:
     target = str(COMMANDS / "gpt-oss-120b")
     monkeypatch.delenv(SWITCH, raising=False)
-    assert "layers of the type sliding_attention" in str(reason(False, model_path=target))
+    assert "layers of the type sliding_attention" in str(reason(model_path=target))
     monkeypatch.setenv(SWITCH, OURS)
-    assert reason(False, model_path=target) is None
-    assert reason(False, AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
+    assert reason(model_path=target) is None
+    assert reason(AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
 
 
 def launch(
@@ -161,42 +157,6 @@ def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
 def test_arguments_without_a_plan_are_refused() -> None:
     with pytest.raises(DFlashError, match="hold no DFLASH plan"):
         takeover.worker_for(SimpleNamespace())
-
-
-@pytest.fixture(params=[False, True], ids=["on a GPU", "on our CPU platform"])
-def on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.delenv(SWITCH, raising=False)
-    return bool(request.param)
-
-
-@pytest.mark.parametrize("role", ["null", "prefill", "decode"])
-def test_ours_serves_both_roles_of_a_disaggregated_pair(role: str, on_cpu: bool) -> None:
-    assert reason(on_cpu, disaggregation_mode=role) is None
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ({"attn_dp_size": 2}, "DP attention over 2 groups of ranks"),
-        # replaces the target's forward in the steps that its graphs would capture
-        ({"enable_nvidia_megakernel": True}, "--enable-nvidia-megakernel"),
-    ],
-)
-def test_what_no_worker_of_ours_serves_is_refused_by_name(flags: dict[str, Any], named: str, on_cpu: bool) -> None:
-    """On a GPU too, where SGLang's worker would have served without a word from ours but a line in the log."""
-    with pytest.raises(DFlashError, match=named) as caught:
-        reason(on_cpu, **flags)
-    assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not (on_cpu and "attn_dp_size" in flags)
-
-
-def test_the_switch_gives_sglangs_worker_what_ours_refuses_and_takes_no_other_word(
-    on_cpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SWITCH, "builtin")
-    assert reason(on_cpu, attn_dp_size=2) == "SGLANG_DFLASH=builtin"
-    monkeypatch.setenv(SWITCH, "off")
-    with pytest.raises(DFlashError, match="SGLANG_DFLASH='off'"):
-        reason(on_cpu)
 
 
 @pytest.mark.parametrize("reason", [None, "SGLANG_DFLASH=builtin"])

@@ -92,15 +92,3 @@ def test_without_an_accelerator_the_core_leaves_sglang_alone_and_refuses_dflash_
     assert (refused.returncode, refused.stdout.split()[-1]) == (1, "SRTPlatform")
     assert DFlashError.__name__ in refused.stderr.splitlines()[-1], refused.stderr
     assert FIX in refused.stderr
-
-
-@pytest.mark.sglang
-def test_without_an_accelerator_the_cores_doctor_exits_with_1_and_names_the_remedy(
-    core_alone: dict[str, str],
-) -> None:
-    ended = run("-m", "sglang_dflash.check.cli", "doctor", environment=core_alone)
-    assert ended.returncode == 1, ended.stderr
-    assert "could not read the memory" not in ended.stderr + ended.stdout
-    verdict, fix = ended.stdout.splitlines()[:2]
-    assert verdict.startswith(f"sglang-dflash {__version__} does not serve DFLASH here: ")
-    assert fix == f"Fix: {FIX}."

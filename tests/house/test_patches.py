@@ -42,16 +42,6 @@ def patch(tree: Path, *options: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_the_patch_can_be_reversed(tree: Path) -> None:
-    before = (tree / FILE).read_text()
-    patch(tree, "--dry-run")
-    assert (tree / FILE).read_text() == before
-    patch(tree)
-    assert "sglang_dflash" in (tree / FILE).read_text()
-    patch(tree, "--reverse")
-    assert (tree / FILE).read_text() == before
-
-
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_patched_tree_serves_dflash_without_the_entry_point(tree: Path, tmp_path: Path) -> None:

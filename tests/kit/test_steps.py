@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu import published, records, site
+from tools.gpu import records, site
 from tools.gpu.__main__ import STEPS
-from tools.gpu.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.sglang]
 
@@ -40,17 +39,3 @@ def test_a_call_passes_on_a_cpu(call: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_the_calls_contain_every_step() -> None:
     assert ",".join(call[0] for call in CALLS).split(",") == list(STEPS)
-
-
-def test_a_batch_that_a_server_does_not_run_at_once_is_an_error_and_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.unpack(tmp_path / "site")
-    for name, value in site.environment(tmp_path / "site", site.CPU).items():
-        monkeypatch.setitem(os.environ, name, value)
-    run = Run(site.CPU, tmp_path, "steptimes")
-    with published.serve(run, "Qwen3.5-4B", "ours", "--max-running-requests", "1") as server:
-        assert not published.measure_steps(run, server, "Qwen3.5-4B", "ours", (1, 2))
-    one, two, profile = records.read(tmp_path, "steptimes")
-    assert one["step_ms"] and profile["tool"] == "profiler"
-    assert "step_ms" not in two and two["error"].endswith("the server runs 1 requests at once, not 2")

@@ -1,14 +1,10 @@
-"""Launch commands of DFLASH users, and what ``check`` says of them: ``python -m tests.plan.commands`` prints a table.
-
-The commands are those of ``tests/fixtures/commands``.
-"""
+"""Launch commands of DFLASH users (``tests/fixtures/commands``), and what ``check`` says of them."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir
@@ -17,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tabulate import tabulate
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
@@ -64,19 +59,3 @@ def faults(command: dict[str, Any]) -> Iterator[str]:
         yield f"exit {status}"
     yield from (f"without {text!r}" for text in command.get("has", ()) if text not in output)
     yield from (f"with {text!r}" for text in command.get("lacks", ()) if text in output)
-
-
-def main() -> int:
-    rows, wrong = [], 0
-    for command in commands():
-        found = list(faults(command))
-        wrong += bool(found)
-        verdict, status, _ = judged(command)
-        rows.append([command["run"], verdict, status, "; ".join(found) or "right", command["why"]])
-    print(tabulate(rows, ["command", "verdict", "exit", "result", "why"], maxcolwidths=[60, 30, None, 30, 24]))
-    print(f"\n{len(rows) - wrong} of {len(rows)} right")
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

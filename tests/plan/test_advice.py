@@ -13,7 +13,6 @@ from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
-from sglang_dflash.plan.settings import REPLAY_FLAG
 from tests.support.configs import checked, memory_of
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
@@ -56,46 +55,12 @@ def test_an_advised_flag_lets_as_many_requests_run_as_stated(
         assert (served.running, served.tokens) == expected, flag
 
 
-def test_one_state_more_keeps_one_prefix_more_for_its_price_in_kv() -> None:
-    own = ("--max-running-requests", "16")
-    before = memory(*own).served
-    size = ("--max-mamba-cache-size", str(before.state_slots + 1), "--enable-linear-replayssm-spec")
-    one_more = memory(*own, *size).served
-    assert one_more.prefixes() == before.prefixes() + 1
-    assert before.tokens - one_more.tokens == pytest.approx(before.state_price, abs=1)
-
-
 def test_all_requests_run_without_a_ratio() -> None:
     short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
     chosen = memory_of(NAME, *FLAGS, *short, on=GPU)
     assert chosen.other is not None and (chosen.served.running, chosen.other.running) == (48, 7)
     assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
     assert advised(*short)["--mamba-full-memory-ratio 0.9"][0] == 48
-
-
-def test_fewer_requests_are_advised_if_their_scratch_takes_the_states_memory() -> None:
-    [flag] = [flag for flag in advised("--max-running-requests", "500") if flag.startswith("--max-running-requests")]
-    assert memory("--max-running-requests", "500").served.running < memory(*flag.split()).served.running
-    assert not any(flag.startswith("--max-running-requests") for flag in advised())
-
-
-def test_if_all_requests_run_only_a_draft_window_is_advised() -> None:
-    assert [flag.split()[0] for flag in advised("--max-running-requests", "7")] == ["--speculative-draft-window-size"]
-    assert not advised("--max-running-requests", "7", "--speculative-draft-window-size", "4096")
-
-
-def test_a_replay_is_advised_where_the_rule_keeps_states_and_not_all_requests_run() -> None:
-    """Eight requests need 0.13 of this GPU: with less than a sixth, states are kept."""
-    eight = ("--max-running-requests", "8")
-    assert memory(*eight).served.running == 7
-    assert advised(*eight)[REPLAY_FLAG] == (8, memory(*eight, REPLAY_FLAG).served.tokens)
-
-
-def test_a_warning_states_both_numbers_and_the_limit() -> None:
-    [finding] = [each for each in report("--max-running-requests", "64").findings if each.about == "running requests"]
-    assert finding.level == "warn"
-    assert finding.value.startswith("30 of 64 requests (--max-running-requests) fit at once, with 333")
-    assert "the limit: recurrent states" in finding.value
 
 
 def loaded(name: str, load: Load, *flags: str) -> tuple[Finding, Pools]:

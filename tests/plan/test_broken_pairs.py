@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.broken_pairs import BROKEN, Broken, write_pair
+from tests.support.configs import write_model
 from tests.support.parse_commands import outcomes
 
 pytestmark = pytest.mark.sglang
@@ -63,12 +63,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 def gpt2(folder: Path) -> Path:
     """A target that names the parts of its shape in its own way."""
-    folder.mkdir()
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 512, "vocab_size": 1024}
-    (folder / "config.json").write_text(
-        json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape})
-    )
-    return folder
+    return write_model(folder, {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape})
 
 
 def test_a_target_with_other_names_for_its_shape_is_not_refused(refusals: dict[str, str | None]) -> None:

@@ -21,7 +21,6 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
-from tests.support.cards import FOLDER
 from tests.support.configs import card_pair
 
 
@@ -149,39 +148,3 @@ class TestLaunch:
             req_to_token_pool=SimpleNamespace(size=8),
         )
         assert known_causes(plan, model, model) == {} and not opened
-
-    @pytest.mark.parametrize("name", ["plain", "of another trainer"])
-    def test_a_hub_id_is_requested_once_and_once_more_for_weights_in_another_form(
-        self, name: str, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        """Every download queries the hub, cached or not."""
-        import huggingface_hub
-
-        from sglang_dflash.hooks import launch
-
-        folders = {f"hub/{model}": FOLDER / "Qwen3.5-27B" / model for model in ("target", "drafter")}
-        if name != "plain":  # quantised: it is loaded from its plain form
-            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-            folders["hub/drafter"] = tmp_path / "drafter"
-            config = json.loads((FOLDER / "Qwen3.5-27B" / "drafter" / "config.json").read_text())
-            config["quantization_config"] = {
-                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
-            }  # fmt: skip
-            folders["hub/drafter"].mkdir()
-            (folders["hub/drafter"] / "config.json").write_text(json.dumps(config))
-        requested: Counter[str] = Counter()
-
-        def download(repo: str, **_: Any) -> str:
-            requested.update([repo])
-            return str(folders[repo])
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        monkeypatch.setattr(huggingface_hub, "get_cached_repo_tree", lambda *_, **__: [])
-        monkeypatch.setattr(
-            huggingface_hub, "get_safetensors_metadata", lambda *_, **__: (_ for _ in ()).throw(OSError)
-        )
-        pair = {"model_path": "hub/target", "speculative_draft_model_path": "hub/drafter"}
-        args = SimpleNamespace(**asdict(arguments(device="cuda", **pair)), speculative_algorithm="DFLASH")
-        launch.after_model_paths(args, lambda _: None)
-        launch.around_speculation(args, lambda _: None)
-        assert requested == {"hub/target": 1, "hub/drafter": 1 if name == "plain" else 2}

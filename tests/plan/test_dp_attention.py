@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import CPU
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.plan import LOCAL_EMBEDDING, reason_for_builtin
 from sglang_dflash.plan.settings import SKIP_GATHER, SWITCH, Settings
 from sglang_dflash_lab.pairs import drafter_path, target_path
@@ -66,10 +63,6 @@ def test_a_missing_condition_is_named(
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
 
 
-def test_ranks_of_a_dense_target_may_share_requests() -> None:
-    assert reason("tiny-dense", tp_size=4) is None
-
-
 @pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
 def test_the_schedulers_gathering_must_not_be_skipped(
     value: str, refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -115,12 +108,6 @@ def test_sglangs_models_embed_within_a_group() -> None:
         assert bool(rules) is not (name == "llama"), name
 
 
-def test_sglang_refuses_a_prefill_next_to_a_verify_itself() -> None:
-    """Rounds in which some ranks prefill and others decode would need another plan of the idle ranks."""
-    hook = import_module("sglang.srt.arg_groups.speculative_hook")
-    assert "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION=0" in inspect.getsource(hook._handle_dflash)
-
-
 # --- what ranks divide
 
 
@@ -141,15 +128,3 @@ def test_ranks_of_a_group_divide_attention_and_all_ranks_the_experts() -> None:
     experts = 40 * 256 * 3 * 2048 * 512 * 2
     assert alone.target_weights - dp.target_weights == pytest.approx(experts * 3 / 4, rel=1e-6)
     assert shared.target_weights == alone.target_weights // 4
-
-
-def test_heads_must_suit_the_ranks_of_a_group() -> None:
-    models = {"model_path": str(target_path("tiny-dense"))}
-    models["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
-
-    def heads(**changed: Any) -> str:
-        settings = Settings(**{**models, **changed})
-        return PAIR_RULES["heads by tensor parallelism"](settings, Pair.of(settings)).level
-
-    assert heads(tp_size=16) == "error"
-    assert heads(tp_size=16, attn_dp_size=16) == "ok"

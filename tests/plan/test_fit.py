@@ -24,18 +24,12 @@ from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target
+from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
 SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.
-PUBLISHED = {
-    "Qwen3-Coder-Next": 0.5,
-    "Qwen3.5-27B": 2,
-    "Qwen3.5-4B": 0.63,
-    "Qwen3.6-27B": 2,
-    "Qwen3.6-35B-A3B": 0.5,
-}
+PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
 
 
 def sizing(*flags: str) -> Sizing:
@@ -96,7 +90,7 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
     tmp_path: Path,
 ) -> None:
     pair = FOLDER / "Qwen3.6-27B"
-    (tmp_path / "config.json").write_text(json.dumps({**load_config(pair / "drafter"), **DFLASH2}))
+    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
     shapes = expected_shapes(DrafterConfig.load(tmp_path))
     size = 2 * sum(map(math.prod, shapes.values()))
     assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
@@ -167,9 +161,8 @@ def test_the_memory_of_a_dense_target_follows_from_its_configuration(
 ) -> None:
     layers = {"num_target_layers": config["num_hidden_layers"]}
     ours = {key: config[key] for key in ("hidden_size", "vocab_size")}
-    for part, written in (("target", target(**config)), ("drafter", drafter(**ours, **layers))):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "config.json").write_text(json.dumps(written))
+    write_model(tmp_path / "target", target(**config))
+    write_model(tmp_path / "drafter", drafter(**ours, **layers))
     stated = {"metadata": {"total_size": 2 * parameters}, "weight_map": {}}
     (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(stated))
     flags = parse(["--dtype", "bfloat16"], target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))[0]

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.dequantise import set_aside
 from sglang_dflash.errors import Finding, apply, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import Rule
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support.configs import CONFIGURATIONS, MISSING, TEXT, WEIGHTS, drafter, pair_of, target
-from tests.support.trainers import config, tensors_of, write, write_target
+from tests.support.configs import CONFIGURATIONS, MISSING, TEXT, WEIGHTS, drafter, pair_of, target, write_model
+from tests.support.trainers import config, tensors_of, write_target
 
 
 def check(rules: dict[str, Rule], settings: Settings, pair: Pair) -> dict[str, Finding]:
@@ -43,10 +42,7 @@ def test_a_pair_that_fits_has_only_ok_findings() -> None:
 
 @pytest.mark.parametrize(
     ("about", "drafter_changes", "settings"),
-    [
-        ("context length", {"max_position_embeddings": 2048}, {}),
-        ("context length", {}, {"context_length": 8192}),
-    ],
+    [("context length", {"max_position_embeddings": 2048}, {}), ("context length", {}, {"context_length": 8192})],
 )
 def test_a_doubtful_pair_is_a_warning_and_still_starts(about: str, drafter_changes: Any, settings: Any) -> None:
     found = compared(drafter_changes, **settings)
@@ -65,21 +61,6 @@ def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "requested", "said"),
-    [
-        ("full full", 64, "64 tokens"),
-        ("sliding full", 64, "64 tokens"),
-        ("sliding full", 16, "31 tokens"),
-        ("sliding sliding", 64, "31 tokens"),
-    ],
-)
-def test_the_draft_window_found_is_the_one_served(layers: str, requested: int, said: str) -> None:
-    changes = {"layer_types": [f"{kind}_attention" for kind in layers.split()], "sliding_window": 32}
-    found = compared(changes, speculative_draft_window_size=requested)["draft window"]
-    assert found.level == "ok" and found.value.startswith(said)
-
-
-@pytest.mark.parametrize(
     ("stated", "flag", "served"),
     [
         ("bfloat16", "auto", "bfloat16"),
@@ -93,14 +74,6 @@ def test_the_served_dtype_is_sglangs_and_float16_is_a_warning(stated: str | None
     pair, settings = pair_of(drafter(), {"dtype": stated}), Settings(dtype=flag)
     assert pair.served_dtype(settings) == served
     assert check(WEIGHTS, settings, pair)["dtype"].level == ("warn" if served == "float16" else "ok")
-
-
-def test_a_drafter_is_dequantised_unless_a_flag_selects_quantised_layers() -> None:
-    pair = pair_of(set_aside(drafter(quantization_config={"quant_method": "fp8"}), None))
-    finding = check(WEIGHTS, Settings(dtype="bfloat16"), pair)["drafter's quantisation"]
-    assert (finding.level, finding.value) == ("ok", "fp8, dequantised when loaded")
-    finding = check(WEIGHTS, Settings(speculative_draft_model_quantization="fp8"), pair)["drafter's quantisation"]
-    assert finding.level == "warn" and "--speculative-draft-model-quantization fp8" in finding.value
 
 
 MASK = "<|MASK|>"
@@ -142,84 +115,58 @@ def test_tokenizer_mask_token_and_chat_template(
     assert check(TEXT, Settings(chat_template="t.jinja"), pair)["chat template"].level == "ok"
 
 
-FORMS = ["speculators", "speculators-reduced"]
 Edit = Callable[[dict[str, Tensor]], object]
+TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
-def vocabulary(tmp_path: Path, name: str, edit: Edit = lambda tensors: None, *, tied: bool = False) -> Finding:
-    """The finding on a drafter's own embedding and LM head."""
-    tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
-    edit(tensors)
-    return vocabulary_of(tmp_path, write(tmp_path / "drafter", config(name), tensors))
-
-
-def vocabulary_of(tmp_path: Path, folder: Path) -> Finding:
-    pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(folder)))
-    return apply("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", FORMS)
-def test_a_copy_of_the_targets_vocabulary_passes(tmp_path: Path, name: str, tied: bool) -> None:
-    found = vocabulary(tmp_path, name, tied=tied)
-    assert found.level == "ok"
-    assert "embed_tokens.weight and lm_head.weight compared" in found.value
-    assert f"{512 if name.endswith('reduced') else 1024} tokens" in found.value
-
-
-def test_a_copy_in_a_wider_dtype_and_no_copy_pass(tmp_path: Path) -> None:
-    def widen(tensors: dict[str, Tensor]) -> None:
-        tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].float()
-
-    def drop(tensors: dict[str, Tensor]) -> None:  # speculators 0.9.0 saves neither table of a whole vocabulary
-        del tensors["embed_tokens.weight"], tensors["lm_head.weight"]
-
-    assert vocabulary(tmp_path / "wide", "speculators", widen).level == "ok"
-    none = vocabulary(tmp_path / "none", "speculators", drop)
-    assert none.level == "ok" and none.value == "the target's: the checkpoint holds no copy"
+def widen(tensors: dict[str, Tensor]) -> None:
+    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].float()
 
 
 def flip_head(tensors: dict[str, Tensor]) -> None:
     tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
 
 
-@pytest.mark.parametrize(
-    ("name", "table", "edit"),
-    [
-        *(
-            (name, table, lambda tensors, table=table: tensors[table].mul_(1.01))
-            for name in FORMS
-            for table in ("embed_tokens.weight", "lm_head.weight")
-        ),
-        ("speculators-reduced", "lm_head.weight", flip_head),
-    ],
-)
-def test_a_trained_table_or_rows_in_another_order_are_refused(
-    tmp_path: Path, name: str, table: str, edit: Edit
+# Trainer's form, change, level, and what is said: a drafter's own embedding and LM head must be the target's.
+VOCABULARIES: list[tuple[str, Edit, str, str]] = [
+    ("speculators", lambda tensors: None, "ok", "embed_tokens.weight and lm_head.weight compared"),
+    ("speculators-reduced", lambda tensors: None, "ok", "512 tokens"),
+    ("speculators", widen, "ok", "1024 tokens"),
+    # speculators 0.9.0 saves neither table of a whole vocabulary
+    ("speculators", lambda tensors: [tensors.pop(table) for table in TABLES], "ok", "the checkpoint holds no copy"),
+    *(
+        (name, lambda tensors, table=table: tensors[table].mul_(1.01), "error", f"{table} is not the target's")
+        for name in ("speculators", "speculators-reduced")
+        for table in TABLES
+    ),
+    ("speculators-reduced", flip_head, "error", "lm_head.weight is not the target's"),
+    ("speculators-reduced", lambda tensors: tensors["d2t"].add_(1), "error", "t2d marks"),
+    ("speculators-reduced", lambda tensors: tensors["t2d"].logical_not_(), "error", "t2d marks"),
+    ("speculators-reduced", lambda tensors: tensors["t2d"].fill_(True), "error", "t2d marks"),
+]
+
+
+def vocabulary(folder: Path, drafter: Path) -> Finding:
+    pair = Pair(ModelFiles(str(folder / "target")), ModelFiles(str(drafter)))
+    return apply("vocabulary", WEIGHTS["drafter's vocabulary"], Settings(), pair)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("name", "edit", "level", "said"), VOCABULARIES)
+def test_a_drafters_vocabulary_is_the_targets(
+    name: str, edit: Edit, level: str, said: str, tied: bool, tmp_path: Path
 ) -> None:
-    found = vocabulary(tmp_path, name, edit)
-    assert (found.level, found.value) == ("error", f"the drafter's {table} is not the target's")
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda tensors: tensors["d2t"].add_(1),
-        lambda tensors: tensors["t2d"].logical_not_(),
-        lambda tensors: tensors["t2d"].fill_(True),
-    ],
-    ids=["shifted", "the other half", "all tokens"],
-)
-def test_two_maps_that_disagree_are_refused(tmp_path: Path, edit: Edit) -> None:
-    found = vocabulary(tmp_path, "speculators-reduced", edit)
-    assert found.level == "error" and found.value.startswith("t2d marks")
+    tensors = tensors_of(name, write_target(tmp_path / "target", tied=tied))
+    edit(tensors)
+    found = vocabulary(tmp_path, write_model(tmp_path / "drafter", config(name), tensors))
+    assert found.level == level and said in found.value, found
 
 
 def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) -> None:
     write_target(tmp_path / "target")
     (tmp_path / "target" / "model.safetensors").unlink()
-    folder = write(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
-    assert vocabulary_of(tmp_path, folder).level == "warn"
+    folder = write_model(tmp_path / "drafter", config("speculators"), {"lm_head.weight": torch.zeros(1)})
+    assert vocabulary(tmp_path, folder).level == "warn"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt import configs
-from sglang.srt.arg_groups import model_override_base
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptFp8Config
@@ -77,17 +75,6 @@ def test_the_dtypes_of_kv_are_those_that_sglang_resolves(
         model=plain, is_draft_worker=True, speculative_draft_kv_cache_dtype=own, **asked
     )
     assert [TYPES[each] for each in pair.kv_dtypes(args, GPUS[gpu])] == [theirs, drafts]
-
-
-def test_mxfp4_is_the_only_dtype_that_sglang_overrides_for_a_target_with_a_drafter() -> None:
-    by_name = {name for name, values in model_override_base.MODEL_OVERRIDES.items() if "dtype" in values}
-    assert by_name == {"MistralLarge3ForCausalLM", "PixtralForConditionalGeneration"}
-    providers = [each for found in model_override_base._MODEL_OVERRIDE_FNS.values() for each in found]
-    sets = {each.__name__ for each in providers if 'overrides["dtype"]' in inspect.getsource(each)}
-    assert sets == {"_gpt_oss_overrides"}
-    assert (
-        pair_of(drafter(), target(quantization_config={"quant_method": "mxfp4"})).served_dtype(Settings()) == "bfloat16"
-    )
 
 
 @pytest.mark.parametrize("stored", ["fp8", "modelopt", "awq", "gptq", "compressed-tensors", "mxfp8"])

@@ -21,7 +21,7 @@ from sglang_dflash.upstream.launch import (
     resolving_view,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import interpreter, launches, mutants, report, stubs
+from tests.rehearsal import interpreter, launches, report, stubs
 
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 KEPT = (
@@ -65,7 +65,6 @@ def install() -> None:
         ("schedule_batch.ScheduleBatch.retract_decode", report.retracted),
     ):
         HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
-    mutants.install()
 
 
 def _is_kept(row: replacements.Replacement) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
-from tests.rehearsal.mutants import VARIABLE
 from tests.rehearsal.scenarios import Scenario
 from tests.support import preloaded
 
@@ -52,7 +51,7 @@ def rehearsed() -> dict[str, str]:
     return {**FAILS_AT_ONCE, "PYTHONPATH": os.pathsep.join(filter(None, path)), "TRITON_INTERPRET": "1"}
 
 
-def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
+def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     """Run the scenario's engine in a separate process, on the torch platform or in a rehearsal.
 
     Without ``rehearse`` an exact scenario is plain decoding, rehearsed.
@@ -60,7 +59,7 @@ def run(scenario: Scenario, *, rehearse: bool, mutant: str = "") -> Outcome:
     plain, rehearse = scenario.exact and not rehearse, rehearse or scenario.exact
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **KEPT_STATES, **scenario.environment}
     if rehearse:
-        environment |= {**rehearsed(), VARIABLE: mutant}
+        environment |= rehearsed()
     start = time.monotonic()
     asked = {"keywords": scenario.keywords(plain=plain), "requests": scenario.requests}
     ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked), environment=environment, timeout=SECONDS)

@@ -148,10 +148,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs a smaller one: all that kernels outside of graphs are for, but recurrent states and other widths.
     Scenario("dense", DENSE, (adjusted(ask(DENSE, 3)),), (*_PADDED, *_CHOICES, *_COPIES), environment={COPIES: "1"}),
     Scenario(
-        "requests: penalties, seeds, filters, bias, log-probabilities, grammar",
-        DENSE,
-        _features(DENSE),
-        _CHOICES,
+        "requests: penalties, seeds, filters, bias, log-probabilities, grammar", DENSE, _features(DENSE), _CHOICES
     ),
     Scenario(
         "widths at random; more than the largest graph",

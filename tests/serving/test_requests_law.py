@@ -52,7 +52,7 @@ SETTINGS: dict[str, Params] = {
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The target; its checkpoint is in ``name_or_path``. The embedding of ``DRAFT`` is what its LM head looks for."""
-    model = build("qwen3_5", vocab_size=VOCAB)
+    model = build(vocab_size=VOCAB)
     with torch.no_grad():
         model.model.embed_tokens.weight[DRAFT] = model.lm_head.weight[DRAFT]
     folder = tmp_path_factory.mktemp("target")

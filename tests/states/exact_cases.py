@@ -137,32 +137,6 @@ def test_kept(state_dtype: torch.dtype) -> None:
         assert torch.equal(blocks.states[layer], before)
 
 
-def test_the_kernel_skips_a_negative_slot_and_rows_are_independent() -> None:
-    """What both functions rely on, of SGLang's kernel itself; padding has inputs of NaN."""
-    blocks = blocks_of(2, 1, torch.float32, padded=True, **TINY)
-    expected, after = decoded(blocks)
-    pool, out = blocks.states[0].clone(), torch.full((4, 1, 4, 32), torch.nan, dtype=torch.bfloat16, device=DEVICE)
-    inputs = blocks.qkv[0][:, : -2 * blocks.HV].contiguous(), blocks.a[0].contiguous(), blocks.b[0].contiguous()
-    decode_one(*inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, blocks.slots, True)
-    assert torch.equal(out[::2, 0], expected[0, ::2])
-    live = blocks.slots[::2].long()
-    assert torch.equal(pool[live], after[0, ::2, 0])
-    pool[live] = blocks.states[0, live]
-    assert torch.equal(pool[1:], blocks.states[0, 1:])
-
-
-def test_a_wrong_beta_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: with beta in float32, as SGLang's verify has it, outputs differ."""
-    blocks = blocks_of(2, 4, torch.float32, **TINY)
-    expected, _ = decoded(blocks)
-    monkeypatch.setattr(
-        stepped, "fused_recurrent_gated_delta_rule_packed_decode", lambda mixed, a, b, *rest, **options: decode_one(
-            mixed, a, b.float(), *rest, **options
-        ),
-    )  # fmt: skip
-    assert not torch.equal(recorded(blocks), expected)
-
-
 @pytest.mark.skipif(not KERNELS_RUN, reason="an attention kernel of Triton's")
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 1, 256)], ids=["tiny", "27B, a quarter"])
 @pytest.mark.parametrize("tile", [32, 256])

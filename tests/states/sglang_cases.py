@@ -1,6 +1,6 @@
 """SGLang's own kernels around ours, of the gated delta net and of the start, under Triton's interpreter.
 
-Not collected by itself: tests/states/test_sglang_kernels.py runs it in a process with ``TRITON_INTERPRET=1``.
+Not collected by itself: tests/states/test_exact.py runs it in a process with ``TRITON_INTERPRET=1``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.kernels.ops.attention import triton_gdn_fused_proj
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.causal_conv1d_triton import causal_conv1d_update
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
@@ -273,30 +272,3 @@ def test_the_start_looks_up_state_slots_of_every_padded_batch(monkeypatch: pytes
         padded = DecodeCudaGraphRunner._pad_to_bucket(bs, buckets)
         look_up(padded, bs)
         assert at_start == interpreter.COMPILED, f"compiled for a batch of {bs}, padded to {padded}"
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_fused_decode_convolves_as_a_verify(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain decoding on CUDA, token by token, against one verify: bits, no tolerance."""
-    monkeypatch.setattr(triton_gdn_fused_proj, "can_use_fused_qkvzba_causal_conv1d_update_contiguous", eligible)
-    torch.manual_seed(0)
-    dim, values, width, slots = 300, 64, 5, torch.tensor([2, 0, 3], dtype=torch.int32)
-    qkvz, ba = (torch.randn(REQUESTS, width, size).bfloat16() for size in (dim + values, 2 * HV))
-    windows, weight = torch.randn(4, dim, WINDOW).bfloat16(), torch.randn(dim, WINDOW + 1).bfloat16()
-    offset, decoded = torch.randn(dim).bfloat16() if bias else None, windows.clone()
-    kept = torch.zeros(REQUESTS, width, dim, WINDOW).bfloat16()
-    verified = causal_conv1d_update(
-        qkvz[..., :dim].transpose(1, 2), windows.clone(), weight, offset, "silu", conv_state_indices=slots,
-        intermediate_conv_window=kept, intermediate_state_indices=torch.arange(REQUESTS, dtype=torch.int32),
-    ).transpose(1, 2)  # fmt: skip
-    for t in range(width):
-        mixed, z, b, a = triton_gdn_fused_proj.fused_qkvzba_causal_conv1d_update_contiguous(
-            qkvz[:, t], ba[:, t], decoded, weight, offset, slots,
-            qkv_dim=dim, v_dim=values, num_v_heads=HV, head_v_dim=values // HV, activation="silu",
-        )  # fmt: skip
-        assert torch.equal(mixed, verified[:, t]) and torch.equal(decoded[slots.long()], kept[:, t])
-        assert torch.equal(z.flatten(1), qkvz[:, t, dim:]) and torch.equal(torch.cat([b, a], 1), ba[:, t])
-
-
-def eligible(*tensors: Any, **options: Any) -> tuple[bool, str]:
-    return True, "on a GPU"

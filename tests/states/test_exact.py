@@ -31,6 +31,10 @@ def test_a_verify_and_a_commit_are_plain_decoding_bit_by_bit(interpret: str, cas
     assert "skipped" not in printed or interpret == "0", printed
 
 
+def test_sglangs_kernels_agree_with_ours_under_the_interpreter() -> None:
+    assert "skipped" not in passed("sglang_cases.py", "1")
+
+
 def passed(file: str, interpret: str, *options: str) -> str:
     """Run a file of this folder, and return what is printed; a separate process, as Triton decides at import."""
     run = subprocess.run(

@@ -92,10 +92,7 @@ def a_step(pools: Pools, width: int, accepted: list[int], lens: tuple[int, int] 
     before, tokens = torch.tensor(lens), torch.zeros(2, width, dtype=torch.int64)
     target = (torch.arange(width) >= torch.tensor(accepted)[:, None] - 1).long()
     batch = SimpleNamespace(
-        req_pool_indices=ROWS,
-        mamba_track_indices=TRACKS,
-        seq_lens=before,
-        tree_cache=SimpleNamespace(page_size=1),
+        req_pool_indices=ROWS, mamba_track_indices=TRACKS, seq_lens=before, tree_cache=SimpleNamespace(page_size=1)
     )
     return SimpleNamespace(
         batch=batch,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
-from tests.support.configs import MISSING, drafter, target
+from tests.support.configs import MISSING, drafter, target, write_model
 
 Edit = Callable[[Path], None]
 
@@ -38,8 +38,7 @@ class Broken:
 def write_pair(folder: Path, broken: Broken) -> None:
     """Write ``folder/target`` and ``folder/drafter``: configurations, and the drafter's tensors as zeros."""
     for part, config in (("target", target(**broken.target)), ("drafter", drafter(**broken.drafter))):
-        (folder / part).mkdir(parents=True)
-        (folder / part / "config.json").write_text(json.dumps(config))
+        write_model(folder / part, config)
     write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
     index = {"metadata": {"total_size": 1_966_336}, "weight_map": {}}
     (folder / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -90,6 +89,7 @@ def _dflash2(name: str, names: str, flags: tuple[str, ...] = (), **changes: Any)
     return Broken(name, names, drafter=drafter, target=vocabulary, flags=flags)
 
 
+BLOCK, OLD_BLOCK, RANKS = "--speculative-num-draft-tokens", "--speculative-dflash-block-size", ("--tp-size", "2")
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
 FULL = {"layer_types": ["full_attention"] * 2}
 WINDOWED = {"layer_types": ["sliding_attention"] * 2}
@@ -145,13 +145,7 @@ BROKEN: list[Broken] = [
         "missing: candidate_selector.hidden_projection.weight, candidate_selector.predecessor_codebook, "
         "candidate_selector.successor_codebook, layers.0.attention_conv.base_kernel",
     ),
-    _dflash2(
-        "more candidates than a rank has tokens",
-        "selector_top_k 60 exceeds the 54 tokens of a tensor-parallel rank",
-        ("--tp-size", "2"),
-        vocab_size=150,
-        selector_top_k=60,
-    ),
+    _dflash2("few tokens of a rank", "selector_top_k 60 exceeds the 54", RANKS, vocab_size=150, selector_top_k=60),
     # drafters of other kinds, where SGLang has no worker of its own to leave them to
     _key("architectures", ["LiLiCorrDraftModel"], "LiLiCorr"),
     _key("architectures", [], "unknown"),
@@ -173,12 +167,7 @@ BROKEN: list[Broken] = [
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),
     Broken("target of another depth", "8 of the drafter, 6 of the target", target={"num_hidden_layers": 6}),
     Broken("target without a vocabulary", "None of the target", target={"vocab_size": MISSING}),
-    Broken(
-        "target without a depth",
-        "num_hidden_layers is None",
-        {"num_target_layers": MISSING},
-        {"num_hidden_layers": MISSING},
-    ),
+    Broken("no depth", "num_hidden_layers is None", {"num_target_layers": MISSING}, {"num_hidden_layers": MISSING}),
     # files
     Broken("another tokenizer", "tokenizer.json differs", edit=_other_tokenizers),
     Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
@@ -188,17 +177,9 @@ BROKEN: list[Broken] = [
     Broken("a tensor too many", "markov_head", edit=_tensors({"markov_head.weight": (4,)})),
     Broken("fc of another width", "fc.weight", edit=_tensors({"fc.weight": (64, 128)})),
     # flags
-    Broken(
-        "block wider than trained",
-        "17 exceeds the drafter's block of 16",
-        flags=("--speculative-num-draft-tokens", "17"),
-    ),
-    Broken("block of one", "--speculative-num-draft-tokens 1", flags=("--speculative-num-draft-tokens", "1")),
-    Broken(
-        "two block sizes",
-        "--speculative-num-draft-tokens 16 and --speculative-dflash-block-size 8",
-        flags=("--speculative-num-draft-tokens", "16", "--speculative-dflash-block-size", "8"),
-    ),
+    Broken("block wider than trained", "17 exceeds the drafter's block of 16", flags=(BLOCK, "17")),
+    Broken("block of one", f"{BLOCK} 1", flags=(BLOCK, "1")),
+    Broken("two block sizes", f"{BLOCK} 16 and {OLD_BLOCK} 8", flags=(BLOCK, "16", OLD_BLOCK, "8")),
     Broken("window under the block", "window-size 8", flags=("--speculative-draft-window-size", "8")),
     Broken("old window under the block", "window-size 8", flags=("--speculative-dflash-draft-window-size", "8")),
     Broken("heads not divisible", "--tp-size 3", flags=("--tp-size", "3")),

@@ -49,28 +49,13 @@ EXPERTS: dict[str, Any] = {
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True}
 MROPE = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}}
-# Name -> configuration class, model class, keys in addition to COMMON.
-ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {}),
-    "qwen3_next": (
-        transformers.Qwen3NextConfig,
-        transformers.Qwen3NextForCausalLM,
-        {**GDN, **EXPERTS, "partial_rotary_factor": 0.25},
-    ),
-    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM, {**GDN, **MROPE}),
-    "qwen3_5_moe": (
-        transformers.Qwen3_5MoeTextConfig,
-        transformers.Qwen3_5MoeForCausalLM,
-        {**GDN, **EXPERTS, **MROPE},
-    ),
-}
 
 
-def build(name: str, **changes: Any) -> transformers.PreTrainedModel:
-    """Return a random fp32 model whose largest logit is rarely in doubt; ``changes`` of its configuration."""
+def build(**changes: Any) -> transformers.PreTrainedModel:
+    """Return a random hybrid fp32 model whose largest logit is rarely in doubt; ``changes`` of its configuration."""
     torch.manual_seed(0)
-    config, model, keys = ARCHITECTURES[name]
-    return spread_weights(model(config(**{**COMMON, **keys, **changes})))
+    config = transformers.Qwen3_5TextConfig(**{**COMMON, **GDN, **MROPE, **changes})
+    return spread_weights(transformers.Qwen3_5ForCausalLM(config))
 
 
 def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:

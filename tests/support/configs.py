@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
+from torch import Tensor
 
 from sglang_dflash.check.advice import Load
 from sglang_dflash.check.flags import parse
@@ -55,6 +60,15 @@ def drafter(**changes: Any) -> dict[str, Any]:
 
 def target(**changes: Any) -> dict[str, Any]:
     return _changed(TARGET, changes)
+
+
+def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> Path:
+    """Write a model's folder: its configuration, and its tensors if there are any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if tensors is not None:
+        save_file(dict(tensors), folder / "model.safetensors")
+    return folder
 
 
 def pair_of(drafter: dict[str, Any], target: dict[str, Any] = TARGET, **fields: Any) -> Pair:

@@ -11,13 +11,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    dtype: torch.dtype = torch.float64,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor]:
     """One sequence: q, k ``[T, H, K]``, v ``[T, HV, V]``, g, beta ``[T, HV]``, state ``[HV, V, K]``.
 

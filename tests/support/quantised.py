@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sglang_dflash_lab.pairs import drafter_path
+from tests.support.configs import write_model
 
 BLOCK = 128
 DECLARED = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
@@ -32,6 +33,4 @@ def write_quantised(folder: Path, pair: str = "tiny-dense", *, whole: bool = Fal
             plain[name] = stored[name].float() * factors
     config = json.loads((source / "config.json").read_text())
     for kind, tensors, extra in (("quantised", stored, {"quantization_config": DECLARED}), ("plain", plain, {})):
-        (folder / kind).mkdir(parents=True)
-        (folder / kind / "config.json").write_text(json.dumps({**config, **extra}))
-        save_file(tensors, folder / kind / "model.safetensors")
+        write_model(folder / kind, {**config, **extra}, tensors)

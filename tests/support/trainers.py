@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.support.configs import drafter
+from tests.support.configs import drafter, write_model
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "trainers"
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -62,12 +61,10 @@ def plain_config(name: str) -> dict[str, Any]:
 
 def write_target(folder: Path, *, tied: bool = False) -> dict[str, Tensor]:
     """A target's configuration and vocabulary: 1024 tokens of width 64."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied, "vocab_size": 1024}))
     tensors = {"model.embed_tokens.weight": _random(1024, 64, seed=1)}
     if not tied:
         tensors["lm_head.weight"] = _random(1024, 64, seed=2)
-    save_file(tensors, folder / "model.safetensors")
+    write_model(folder, {"tie_word_embeddings": tied, "vocab_size": 1024}, tensors)
     return tensors
 
 
@@ -87,14 +84,6 @@ def tensors_of(name: str, target: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors["lm_head.weight"] = target.get("lm_head.weight", embedding)[ids]
     assert {key: list(tensor.shape) for key, tensor in tensors.items()} == {key: h[1] for key, h in header.items()}
     return tensors
-
-
-def write(folder: Path, written: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """A drafter's directory."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(written))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def _random(*shape: int, seed: int) -> Tensor:

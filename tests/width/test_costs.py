@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,26 +38,6 @@ def test_between_two_batch_sizes_times_are_linear_and_beyond_them_constant():
     assert table.row(1) == pytest.approx([POINTS[1, width] for width in WIDTHS])
     assert ms(table, 20, 4) == pytest.approx((POINTS[8, 4] + POINTS[32, 4]) / 2)
     assert table.row(100) == table.row(32)
-
-
-def test_an_outlier_moves_a_settled_table_by_a_few_percent():
-    table = CostTable(POINTS)
-    for _ in range(100):
-        table.observe(8, 4, POINTS[8, 4])
-    before = table.row(8)
-    for ten_times in (10.0, 0.1):
-        table.observe(8, 4, POINTS[8, 4] * ten_times)
-        assert table.row(8) == pytest.approx(before, rel=0.06)
-
-
-def test_a_slower_machine_is_followed_within_50_steps_in_unvisited_cells_too():
-    table, random = CostTable(POINTS), Random(0)
-    for slower, steps in ((1, 200), (2, 50)):
-        for _ in range(steps):
-            table.observe(8, 4, slower * POINTS[8, 4] * random.lognormvariate(0, 0.05))
-    assert ms(table, 8, 4) == pytest.approx(2 * POINTS[8, 4], rel=0.1)
-    for cell in ((1, 1), (32, 16)):
-        assert ms(table, *cell) > 1.3 * POINTS[cell]
 
 
 def test_unknown_widths_impossible_times_and_upper_bounds_above_the_prediction_are_ignored():

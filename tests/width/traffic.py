@@ -99,10 +99,6 @@ def drive(
     return run
 
 
-def switches(widths: Sequence[int]) -> int:
-    return sum(left != right for left, right in zip(widths, widths[1:], strict=False))
-
-
 @dataclass(frozen=True)
 class Copying:
     """Requests that repeat themselves.
