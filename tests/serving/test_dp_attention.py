@@ -49,8 +49,8 @@ LOADS: dict[str, tuple[int, int, Callable[[int], int | None], str]] = {
 }
 
 
-def ranks(number: int) -> tuple[str, ...]:
-    return ("--tp-size", str(number), "--attn-dp-size", str(number), "--enable-dp-lm-head")
+def ranks(number: int, groups: int) -> tuple[str, ...]:
+    return ("--tp-size", str(number), "--attn-dp-size", str(groups), "--enable-dp-lm-head")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Case:
     flags: tuple[str, ...] = ()
     drafter: str = "good"
     block: int = 16
-    ranks: int = 2  # each a group
+    ranks: int = 2
+    groups: int = 2
     plugin: tuple[str, ...] = ("rounds",)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,7 +75,8 @@ CASES = {
     "mixture of experts, random widths, copies, retraction": Case(
         "tiny-moe", RANDOM_WIDTHS, "good", 32, environment=RETRACTED
     ),
-    "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, ranks=4),
+    "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, ranks=4, groups=4),
+    "hybrid, groups of two ranks": Case("tiny-hybrid", RANDOM_WIDTHS, block=32, ranks=4),
 }
 
 
@@ -100,7 +102,7 @@ class Served:
     def sections(self) -> list[dict[str, Any]]:
         states = self.server.get("/server_info").json()["internal_states"]
         sections = [state["sglang_dflash"] for state in states]
-        assert len(sections) == self.case.ranks
+        assert len(sections) == self.case.groups
         assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
         return sections
 
@@ -108,7 +110,7 @@ class Served:
 @pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     case, folder = CASES[request.param], tmp_path_factory.mktemp("served")
-    flags = (*ranks(case.ranks), "--enable-metrics", *case.flags)
+    flags = (*ranks(case.ranks, case.groups), "--enable-metrics", *case.flags)
     environment = {**case.environment, **with_plugin(folder, *case.plugin)}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:
@@ -174,9 +176,22 @@ def test_groups_draw_different_noise(served: Served) -> None:
     [prompt], params = random_prompts(served.case.pair, 1), {"temperature": 1.5, "ignore_eos": True}
     drawn = [
         generate(served.server, prompt, NEW, sampling_params=params, routed_dp_rank=rank).tokens
-        for rank in range(served.case.ranks)
+        for rank in range(served.case.groups)
     ]
     assert all(each != drawn[0] for each in drawn[1:])
+
+
+def test_a_prefix_from_the_cache_changes_nothing(served: Served) -> None:
+    """Of answers that are asked to go on: a hybrid's snapshot lies before a draft window's last tokens."""
+    inputs = [(prompt * 3)[-150:] for prompt in prompts(served.case.pair)[:4]]
+    flush(served.server)
+    answers = ask(served.server, inputs, 4, lambda i: i % 2)
+    more = [prompt + answer.tokens + prompt for prompt, answer in zip(inputs, answers, strict=True)]
+    cached = ask(served.server, more, 4, lambda i: i % 2)
+    flush(served.server)
+    whole = ask(served.server, more, 4, lambda i: i % 2)
+    assert [answer.tokens for answer in cached] == [answer.tokens for answer in whole]
+    assert max(a.meta["cached_tokens"] for a in cached) > 0 == max(a.meta["cached_tokens"] for a in whole)
 
 
 def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
@@ -206,19 +221,19 @@ def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served)
     assert all(section["width"] == sections[0]["width"] for section in sections)
     metrics = served.server.get("/metrics").text
     counted = set(re.findall(r"^sglang_dflash:steps_total\{[^}]*dp_rank=\"(\d)\"", metrics, re.MULTILINE))
-    assert counted == {str(group) for group in range(case.ranks)}
+    assert counted == {str(group) for group in range(case.groups)}
     if case.flags == ("--speculative-adaptive",):
         assert len({step["width"] for step in steps[0]}) > 1
         assert sections[0]["width"]["costs"]["measured"] > 0
     if case.environment == RETRACTED:
         assert "etract" in served.server.log
-    assert [section["requests"]["asked"] for section in sections] == [16 // case.ranks] * case.ranks
+    assert [section["requests"]["asked"] for section in sections] == [16 // case.groups] * case.groups
 
 
 def test_ranks_that_learn_different_things_are_one_error_each(tmp_path: Path) -> None:
     """And not two ranks that wait for each other with blocks of different widths."""
     inputs, plugin = corpus("tiny-hybrid", 4, seed=4), with_plugin(tmp_path, "skew_policy")
-    flags = (*ranks(2), "--speculative-adaptive")
+    flags = (*ranks(2, 2), "--speculative-adaptive")
     with (
         pytest.raises((httpx.HTTPError, AssertionError)),
         dflash_server("tiny-hybrid", tmp_path, *flags, **plugin) as server,

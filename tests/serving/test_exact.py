@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, FINISHED, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, Cell
 from tests.support.checkpoints import widen_mlp
-from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server, plain_server, worker_info
+from tests.support.updates import Tensors, tensors_of, update
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -78,6 +80,41 @@ def compare(pair: str, arm: Arm, folder: Path, prompts: int = 16) -> None:
         drafted = worker_info(server)["mean_accept_length"]
     assert drafted > 1.2, "nothing was drafted"
     print(f"{assert_exact(found, plain)} generations equal, accept length {drafted:.2f}")
+
+
+def noised(tensors: Tensors) -> Tensors:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor + 0.05 * tensor.std() * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+        for name, tensor in tensors.items()
+        if tensor.dim() == 2
+    }
+
+
+def rollouts(server: Server, pair: str) -> list[Answer]:
+    """Seeded text with log-probabilities and hidden states, of a target and then of another one."""
+    body, found = {**TOP, "return_hidden_states": True}, list[Answer]()
+    target = tensors_of(target_path(pair))
+    for weights in (target, noised(target)):
+        assert update(server, weights, "all").status_code == 200
+        for number, prompt in enumerate([*corpus(pair, 4), *random_prompts(pair, 4)]):
+            flush(server)
+            sampling = {**SEEDED, "sampling_seed": number}
+            found.append(generate(server, prompt, 32, **body, sampling_params=sampling))
+    return found
+
+
+def test_rollouts_before_and_after_an_update_are_on_policy(tmp_path: Path) -> None:
+    """A trainer's ratios of log-probabilities do not show that tokens were drafted."""
+    pair, flags = "tiny-hybrid", ("--enable-return-hidden-states",)
+    with plain_server(pair, tmp_path, *flags, base=EXACT) as server:
+        plain = rollouts(server, pair)
+    with dflash_server(pair, tmp_path, *flags, base=EXACT) as server:
+        found = rollouts(server, pair)
+    assert assert_exact(found, plain) == len(plain)
+    assert [ours.meta["hidden_states"] for ours in found] == [answer.meta["hidden_states"] for answer in plain]
+    half = len(plain) // 2
+    assert all(numbers(old) != numbers(new) for old, new in zip(plain[:half], plain[half:], strict=True))
 
 
 @pytest.mark.timeout(1200)
