@@ -212,13 +212,11 @@ def attend_prompt_rows(q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: 
     padded = (positions + ROW_TILE) // ROW_TILE * ROW_TILE
     k, v = (F.pad(pool, (0, 0, 0, 0, 0, int(padded[-1]) - len(pool))) for pool in (k, v))
     parts = []
-    for length, rows in zip(*(part.tolist() for part in padded.unique(return_counts=True)), strict=True):
-        start = sum(map(len, parts))
-        mask = additive(
-            visible(positions[start : start + rows, None], torch.arange(length), causal=True, window=window)
-        )
-        keys, values = (pool[:length].expand(rows, -1, -1, -1) for pool in (k, v))
-        parts.append(_attention(q[start : start + rows, None], keys, values, mask[:, None], scale=scale)[:, 0])
+    for length in padded.unique().tolist():
+        rows = padded == length
+        mask = additive(visible(positions[rows, None], torch.arange(length), causal=True, window=window))
+        keys, values = (pool[:length].expand(int(rows.sum()), -1, -1, -1) for pool in (k, v))
+        parts.append(_attention(q[rows].unsqueeze(1), keys, values, mask[:, None], scale=scale)[:, 0])
     return torch.cat(parts)
 
 
