@@ -24,11 +24,7 @@ pytestmark = [*MARKS, pytest.mark.engine]
 FINISHED = Record(REAL / "finished.jsonl")
 NEW_TOKENS = 40
 COMMON = ("--model-path", str(MODEL), "--max-running-requests", "4")
-# Exact answers follow from prompts that were prefilled alike: none from a prefix in the cache.
-DTYPES = {
-    "float32": ("--dtype", "float32"),
-    "exact": ("--dtype", "bfloat16", DETERMINISTIC_FLAG, "--disable-radix-cache"),
-}
+DTYPES = {"float32": ("--dtype", "float32"), "exact": ("--dtype", "bfloat16", DETERMINISTIC_FLAG)}
 ARMS = ("fixed", "adaptive", "copies alone")
 COPIED = 1.5  # tokens per step on texts and programs; adaptive widths depend on the costs that the start measured
 
