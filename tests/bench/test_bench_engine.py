@@ -13,7 +13,7 @@ from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.pairs import target_path
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MODEL = str(target_path("tiny-hybrid"))
 
