@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash_lab.pairs import target_path
+from tests.support.checkpoints import untie
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import (
@@ -76,7 +78,7 @@ CASES = {
         "tiny-moe", RANDOM_WIDTHS, "good", 32, environment=RETRACTED
     ),
     "mixture of experts, 4 ranks": Case("tiny-moe", RANDOM_WIDTHS, ranks=4, groups=4),
-    "hybrid, groups of two ranks": Case("tiny-hybrid", RANDOM_WIDTHS, block=32, ranks=4),
+    "hybrid, groups of two ranks": Case("tiny-hybrid", RANDOM_WIDTHS, block=32, ranks=4),  # not with a tied LM head
 }
 
 
@@ -111,6 +113,8 @@ class Served:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     case, folder = CASES[request.param], tmp_path_factory.mktemp("served")
     flags = (*ranks(case.ranks, case.groups), "--enable-metrics", *case.flags)
+    if case.ranks > case.groups:
+        flags += ("--model-path", str(untie(target_path(case.pair), folder / "target")))
     environment = {**case.environment, **with_plugin(folder, *case.plugin)}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:

@@ -87,6 +87,17 @@ def widen_mlp(target: Path, folder: Path) -> Path:
     return folder
 
 
+def untie(target: Path, folder: Path) -> Path:
+    """Copy a target, with an LM head of its own that has the embedding's weights."""
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    weights = load_file(folder / "model.safetensors")
+    [embedding] = (weight for name, weight in weights.items() if name.endswith("embed_tokens.weight"))
+    save_file(weights | {"lm_head.weight": embedding.clone()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def write_drafter(folder: Path, **fields: Any) -> Drafter:
     """Write a drafter with strong attention, convolutions and selector: a fault in one of them changes its drafts.
 
