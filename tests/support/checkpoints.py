@@ -1,19 +1,22 @@
-"""Tiny checkpoints: random targets and drafters, a wider copy of a target; whether tokens are a model's greedy ones."""
+"""Tiny checkpoints: random targets and drafters, changed copies of a target; greedy tokens of a model."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import Tensor
 
 from sglang_dflash_lab.pairs import drafter_path
 from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
+from tests.support.configs import write_model
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -73,29 +76,29 @@ def spread_weights(model: transformers.PreTrainedModel) -> transformers.PreTrain
     return model.float().eval()
 
 
+def copy_of(target: Path, folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
+    """Copy a target, with changed keys of its configuration and changed or added tensors."""
+    shutil.copytree(target, folder)
+    keys, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    return write_model(folder, {**keys, **config}, {**weights, **tensors})
+
+
 def widen_mlp(target: Path, folder: Path) -> Path:
     """Copy a target with an MLP of four times the neurons, which computes the same function up to rounding."""
-    shutil.copytree(target, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 4 * config["intermediate_size"]}))
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in weights.items():
+    wide = {}
+    for name, weight in load_file(target / "model.safetensors").items():
         if "mlp" in name:  # parts of a neuron's output, exact in any dtype
             parts, axis = ((1 / 2, 1 / 4, 1 / 8, 1 / 8), 1) if "down_proj" in name else ((1, 1, 1, 1), 0)
-            weights[name] = torch.cat([weight * part for part in parts], axis)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+            wide[name] = torch.cat([weight * part for part in parts], axis)
+    size = json.loads((target / "config.json").read_text())["intermediate_size"]
+    return copy_of(target, folder, wide, intermediate_size=4 * size)
 
 
 def untie(target: Path, folder: Path) -> Path:
-    """Copy a target, with an LM head of its own that has the embedding's weights."""
-    shutil.copytree(target, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    weights = load_file(folder / "model.safetensors")
+    """Copy a target, with the embedding's weights in a separate LM head."""
+    weights = load_file(target / "model.safetensors")
     [embedding] = (weight for name, weight in weights.items() if name.endswith("embed_tokens.weight"))
-    save_file(weights | {"lm_head.weight": embedding.clone()}, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return copy_of(target, folder, {"lm_head.weight": embedding.clone()}, tie_word_embeddings=False)
 
 
 def write_drafter(folder: Path, **fields: Any) -> Drafter:

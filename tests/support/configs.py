@@ -67,7 +67,7 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if tensors is not None:
-        save_file(dict(tensors), folder / "model.safetensors")
+        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

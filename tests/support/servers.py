@@ -1,4 +1,4 @@
-"""Start a real SGLang server in a process of its own, talk to it and stop it; servers of the shipped pairs.
+"""Start a real SGLang server in a separate process, send requests to it and stop it; servers of the shipped pairs.
 
 Plain, under DFLASH, with prefill and decoding separate; and their memory.
 """

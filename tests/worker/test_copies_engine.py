@@ -55,9 +55,9 @@ def test_repeats_are_copied_and_the_text_stays(concurrency: int, copying: Server
     found = generate_all(copying, inputs, concurrency, NEW_TOKENS)
     assert texts(found) == texts(generate_all(plain_hybrid, inputs, 8, NEW_TOKENS))
     after = worker_info(copying)
-    copied, brought = ("copied_blocks_by_match_length", "copied_tokens")
+    copied, tokens = ("copied_blocks_by_match_length", "copied_tokens")
     assert sum(after[copied].values()) >= sum(before[copied].values()) + len(inputs)
-    assert after[brought] >= before[brought] + 2 * len(inputs)
+    assert after[tokens] >= before[tokens] + 2 * len(inputs)
     assert all(4 <= int(length) <= 16 for length in after[copied])
 
 

@@ -69,7 +69,7 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
 
 
 class Drafting:
-    """Requests that decode, and the drafter's pool: what a slot holds, and the writes that brought it."""
+    """Requests that decode, and the drafter's pool: the content of each slot, and its writes."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, staged: int, **options: Any) -> None:
         patch.setattr(forwards, "draft_tp_context", lambda layout: torch.no_grad())

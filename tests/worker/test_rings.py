@@ -206,7 +206,7 @@ def test_an_item_of_a_row_is_its_ring(page: int) -> None:
 
 
 class Allocator:
-    """The target's: keeps the slots it was asked for, as SGLang's keeps the target's K/V."""
+    """The target's: keeps the requested slots, as SGLang's keeps the target's K/V."""
 
     def get_cpu_copy(self, indices: torch.Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> Any:
         return indices.tolist()
@@ -270,7 +270,7 @@ def test_our_worker_alone_starts_what_arrives(ours: bool, monkeypatch: pytest.Mo
 def test_the_budget_is_charged_once_for_the_rings_and_not_for_a_slot_per_token(
     tokens: int, extra: int, by_row: bool, cap: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a cap, SGLang sizes the pool again after graph capture, from what is free beside the rings."""
+    """With a cap, SGLang sizes the pool again after graph capture, from the bytes that the rings leave free."""
     per_token, requests = 10, 4
     configurator: Any = SimpleNamespace(
         is_draft_worker=False, attn_dp_size=2, dflash_draft_cell_size_per_token=per_token

@@ -29,8 +29,8 @@ from sglang_dflash_cpu.layers.attention_math import (
 class TorchAttentionBackend(AttentionBackend):
     """Attention in plain torch for every forward mode of DFLASH.
 
-    ``seq_lens`` is host memory on a CPU, so no mirror is requested. With ``by_row`` decode and verify compute each row
-    separately, so that a verify's rows are bit-identical to plain decoding's.
+    ``seq_lens`` is host memory on a CPU, so no mirror is requested. With ``by_row`` every causal row is computed
+    separately: a verify's rows are bit-identical to plain decoding's, and a prompt's do not depend on its split.
     """
 
     needs_cpu_seq_lens = False

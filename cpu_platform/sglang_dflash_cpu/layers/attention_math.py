@@ -13,9 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 # A causal tile of a long prompt reads only the keys before its end; a mask has at most QUERY_TILE x context entries.
 QUERY_TILE = 512
@@ -210,7 +209,7 @@ def attend_prompt_rows(q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: 
     """Causal :func:`attend_prompt` with keys from position 0, whose rows do not depend on where the prompt is split."""
     positions = torch.arange(prefix, prefix + len(q))
     padded = (positions + ROW_TILE) // ROW_TILE * ROW_TILE
-    k, v = (F.pad(pool, (0, 0, 0, 0, 0, int(padded[-1]) - len(pool))) for pool in (k, v))
+    k, v = (pad(pool, (0, 0, 0, 0, 0, int(padded[-1]) - len(pool))) for pool in (k, v))
     parts = []
     for length in padded.unique().tolist():
         rows = padded == length

@@ -56,7 +56,7 @@ def sglangs_drafts() -> None:
 
 
 def mixed() -> None:
-    """``mixed.jsonl``: per request that decodes beside a prefill, its tokens that the scheduler lacks."""
+    """``mixed.jsonl``: per request that decodes in the batch of a prefill, the tokens that the scheduler lacks."""
 
     def record(result: Any, worker: Any, batch: Any, *_: Any) -> None:
         decoding = {id(req) for req in batch.decoding_reqs or ()}
@@ -88,7 +88,7 @@ def states() -> None:
 
 
 def rounds() -> None:
-    """``rounds-<rank>.jsonl``: the width of each step and the rank's own requests; checks what each forward is told."""
+    """``rounds-<rank>.jsonl``: each step's width and the rank's own requests; checks each forward's arguments."""
 
     def record(step: Any, worker: Any, batch: Any) -> Any:
         _write(f"rounds-{_rank()}.jsonl", width=step.width, requests=len(batch.reqs))
