@@ -40,7 +40,7 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-LONG = {"test_triton.py", "test_sglang_kernels.py", "test_exact.py"}
+LONG = {"test_triton.py", "test_exact.py"}
 
 
 def lasting_fixtures(item: Any) -> set[str]:

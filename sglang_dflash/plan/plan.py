@@ -176,7 +176,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
     block, drafter = pair.block_size(settings), pair.drafter
-    widths_of(settings, pair, block)
+    _check_widths(settings, pair, block)
     replay = hybrid and replays(settings, pair, machine)
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     if not (copies or pair.has_drafter):
@@ -219,16 +219,15 @@ def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
     return machine.kind == "cpu" or (machine.memory is not None and kept > KEPT_SHARE * machine.memory)
 
 
-def widths_of(settings: Settings, pair: Pair, block: int) -> tuple[int, ...]:
+def _check_widths(settings: Settings, pair: Pair, block: int) -> None:
     if pair.widths is not None:
-        return pair.widths.widths_for(block, pair.drafter.block_size)
-    if settings.speculative_adaptive_config is not None:
+        pair.widths.widths_for(block, pair.drafter.block_size)
+    elif settings.speculative_adaptive_config is not None:
         raise DFlashError(
             f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",
             expected="both, or neither",
             remedy="add --speculative-adaptive, or leave the file out",
         )
-    return (block,)
 
 
 def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
