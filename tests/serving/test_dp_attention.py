@@ -186,16 +186,26 @@ def test_groups_draw_different_noise(served: Served) -> None:
 
 
 def test_a_prefix_from_the_cache_changes_nothing(served: Served) -> None:
-    """Of answers that are asked to go on: a hybrid's snapshot lies before a draft window's last tokens."""
-    inputs = [(prompt * 3)[-150:] for prompt in prompts(served.case.pair)[:4]]
+    """A third turn starts from a snapshot that a decode step took; with a draft window from an earlier one."""
+    texts = [(prompt * 3)[-180:] for prompt in prompts(served.case.pair)[:4]]
+    past_eos = {"ignore_eos": True, "max_new_tokens": 90}
     flush(served.server)
-    answers = ask(served.server, inputs, 4, lambda i: i % 2)
-    more = [prompt + answer.tokens + prompt for prompt, answer in zip(inputs, answers, strict=True)]
-    cached = ask(served.server, more, 4, lambda i: i % 2)
+    for _ in range(2):
+        answers = ask(served.server, texts, 4, lambda i: i % 2, **past_eos)
+        texts = [text + answer.tokens for text, answer in zip(texts, answers, strict=True)]
+    cached = [third_turn(served.server, text, i % 2) for i, text in enumerate(texts)]
     flush(served.server)
-    whole = ask(served.server, more, 4, lambda i: i % 2)
-    assert [answer.tokens for answer in cached] == [answer.tokens for answer in whole]
-    assert max(a.meta["cached_tokens"] for a in cached) > 0 == max(a.meta["cached_tokens"] for a in whole)
+    for i, (text, found) in enumerate(zip(texts, cached, strict=True)):
+        fresh = third_turn(served.server, text, i % 2)
+        assert found.tokens == fresh.tokens
+        values, others = ([value for value, *_ in a.meta["output_token_logprobs"]] for a in (found, fresh))
+        assert values == pytest.approx(others, abs=1e-4)  # other chunks round otherwise
+        assert found.meta["cached_tokens"] > (0 if "--speculative-draft-window-size" in served.case.flags else 180)
+        assert fresh.meta["cached_tokens"] == 0
+
+
+def third_turn(server: Server, text: list[int], rank: int) -> Answer:
+    return generate(server, text, NEW, return_logprob=True, routed_dp_rank=rank)
 
 
 def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
