@@ -44,10 +44,6 @@ class Outcome:
     complete: bool
     error: str | None = None
 
-    @property
-    def tokens(self) -> int:
-        return len(self.answer) if isinstance(self.answer, list) else 0
-
 
 async def ask(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random) -> Outcome:
     """Send ``entry``, and abort it or drop its connection if that is its fate."""
@@ -129,9 +125,9 @@ class Load:
     seconds: float = 0.0
 
 
-async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str, seed: int) -> Load:
+async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str) -> Load:
     """Draw and send ``requests`` of the catalogue, and reload the target from the folder ``weights`` now and then."""
-    load, random, start = Load([], [], [], []), Random(seed), time.monotonic()
+    load, random, start = Load([], [], [], []), Random(0), time.monotonic()
     bursts = -(-requests // BURST)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits, trust_env=False) as http:

@@ -46,6 +46,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def folder(self) -> Path:
+        """Where its log is, and what the plugin reads and writes."""
+        return self.log_path.parent
+
+    @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
