@@ -74,7 +74,7 @@ def asked(server: Server, kind: str, **more: Any) -> list[httpx.Response]:
     return answers
 
 
-QUICK = ("schema", "two calls")
+QUICK = ("ends", "schema", "two calls")
 KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BODIES]
 
 

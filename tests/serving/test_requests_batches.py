@@ -11,7 +11,7 @@ import pytest
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.support.generation import Params, answers, tokens
 from tests.support.prompts import chat_ids, random_prompts, schema_of
-from tests.support.servers import RecordedServer, Server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -95,7 +95,7 @@ def params_of(kind: str, prompt: Prompt) -> Params:
 
 
 def test_requests_that_decode_alongside_a_prefill_answer_as_plain_decoding_does(
-    plain_hybrid: Server, recorded_hybrid: RecordedServer
+    plain_hybrid: Server, recorded_hybrid: Server
 ) -> None:
     """Under ``--enable-mixed-chunk`` such a batch samples one more token of each.
 
@@ -108,7 +108,7 @@ def test_requests_that_decode_alongside_a_prefill_answer_as_plain_decoding_does(
     body = {"custom_logit_processor": [PROCESSOR if kind == "custom processor" else None for kind in kinds]}
     inputs = chat_ids("tiny-hybrid", asked)
     expected = answers(plain_hybrid, inputs, params, **body)
-    found = answers(recorded_hybrid.server, inputs, params, **body)
+    found = answers(recorded_hybrid, inputs, params, **body)
     for ours, plain, kind in zip(tokens(found), tokens(expected), kinds, strict=True):
         assert ours == plain, kind
     unseen = defaultdict(list)

@@ -44,8 +44,6 @@ def soak(requests: int, out: Path, entries: int = ENTRIES, drafter: str = "noisy
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
     command = f"python -m tests.soak --requests {requests}" + (f" --drafter {drafter}" if drafter != "noisy" else "")
     (out / "soak.md").write_text(text(command, load, asked, found))
-    samples = [asdict(sample) for sample in load.samples]
-    (out / "soak.json").write_text(json.dumps({"samples": samples, "speeds": load.speeds}))
     wrong = [
         {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
         for outcome in wrong_answers(load, expected)

@@ -100,9 +100,8 @@ async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str,
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment: requests done so far, MiB of all its processes, share of K/V in use, ``/health``."""
+    """The server at one moment: MiB of all its processes, share of K/V in use, ``/health``."""
 
-    done: int
     rss: float
     kv_usage: float
     health: int
@@ -192,5 +191,5 @@ async def _watch(server: Server, http: httpx.AsyncClient, load: Load) -> None:
         health = (await http.get("/health")).status_code
         usage = re.search(r"^sglang:token_usage\{.* (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
         rss = sum(process.memory_info().rss for process in processes if process.is_running()) / 2**20
-        load.samples.append(Sample(len(load.outcomes), rss, float(usage[1]) if usage else 0.0, health))
+        load.samples.append(Sample(rss, float(usage[1]) if usage else 0.0, health))
         await asyncio.sleep(SAMPLE_SECONDS)

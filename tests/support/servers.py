@@ -66,10 +66,6 @@ class Server:
         return [root, *root.children(recursive=True)]
 
 
-def command(*arguments: str, launcher: tuple[str, ...] = LAUNCH_SERVER) -> list[str]:
-    return [sys.executable, *launcher, *arguments]
-
-
 @contextlib.contextmanager
 def running(
     folder: Path,
@@ -79,8 +75,8 @@ def running(
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
     port = free_port()
-    address = ("--host", "127.0.0.1", "--port", str(port))
-    with started(folder, port, command(*arguments, *address, launcher=launcher), **environment) as server:
+    command = [sys.executable, *launcher, *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    with started(folder, port, command, **environment) as server:
         yield server
 
 
@@ -202,14 +198,6 @@ def dflash_server(
         assert info["drafter"] == (None if drafter is None else str(_folder(pair, drafter)))
         assert info["block_size"] == block
         yield server
-
-
-@dataclass(frozen=True)
-class RecordedServer:
-    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
-
-    server: Server
-    folder: Path
 
 
 def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, list[int]]]:
