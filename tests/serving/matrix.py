@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -161,6 +162,7 @@ def finished(*, exact: bool = False) -> Record:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     record = finished(exact=IN_EXACT_MODE)
     results = record.results()
     left_out = collections.Counter("; ".join(cell.inexact()) for cell in MATRIX if IN_EXACT_MODE)

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,15 +96,11 @@ def routed(folder: Path, *flags: str) -> Iterator[tuple[Server, list[Server]]]:
     environment = {"PYTHON": sys.executable, "PAIR": PAIR, "POLICY": "round_robin", **ports}
     command = [str(ROOT / "launch" / "replicas.sh"), "demo", *flags]
     with started(folder, port, command, "/readiness", **environment) as router:
-        wait_until(lambda: router.get("/workers").json()["stats"]["regular_count"] == 2)
+        deadline = time.monotonic() + START_SECONDS
+        while router.get("/workers").json()["stats"]["regular_count"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
         yield router, [Server(router.process, first + i, router.log_path) for i in (0, 1)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 def steps(replica: Server) -> int:
