@@ -86,8 +86,12 @@ def started(
 ) -> Iterator[Server]:
     """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
     log_path = folder / f"server-{port}.log"
+    variables = {**os.environ, **environment}
     with log_path.open("wb") as log:
-        process = preloaded.start(command[1:], log, {**os.environ, **environment})
+        if command[0] == sys.executable:
+            process = preloaded.start(command[1:], log, variables)
+        else:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
     server = Server(process, port, log_path)
     try:
         _wait_until_healthy(server, health)
