@@ -25,7 +25,6 @@ from tests.support.servers import (
     FEATURES,
     RANDOM_WIDTHS,
     WINDOWED,
-    RecordedServer,
     Server,
     dflash_server,
     path_with,
@@ -135,23 +134,23 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.fixture(scope="session")
-def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
+def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``tiny-hybrid`` under DFlash2, recorded; a low request limit forces prefills between decode steps."""
     folder = tmp_path_factory.mktemp("recorded")
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
     plugin = with_plugin(folder, "drafts", "states", "mixed")
     with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, drafter="dflash2", **plugin) as server:
-        yield RecordedServer(server, folder)
+        yield server
         assert_nothing_leaked(server)
 
 
 @pytest.fixture(scope="session")
-def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedServer]:
+def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """``tiny-hybrid`` with a draft window, pages and chunks, recorded; its memory can be released."""
     folder = tmp_path_factory.mktemp("windowed")
     environment = {**with_plugin(folder, "drafts"), "PYTHONPATH": path_with("plugin", "memory_saver")}
     with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
-        yield RecordedServer(server, folder)
+        yield server
         assert_nothing_leaked(server)
 
 

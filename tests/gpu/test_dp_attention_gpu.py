@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.generation import Answer, assert_diverging_only_at_near_ties, assert_nothing_leaked, generate
+from tests.support.generation import Answer, assert_diverging_only_at_near_ties, assert_nothing_leaked, generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import BFLOAT16, Server, dflash_server, plain_server
 
@@ -30,14 +29,8 @@ FLAGS = (
 
 
 def ask(server: Server, concurrency: int, rank: Callable[[int], int | None]) -> list[Answer]:
-    inputs = corpus(PAIR, 8, seed=21)
-
-    def one(i: int) -> Answer:
-        routed = {} if rank(i) is None else {"routed_dp_rank": rank(i)}
-        return generate(server, inputs[i], 48, return_logprob=True, top_logprobs_num=2, **routed)
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(one, range(len(inputs))))
+    inputs, top = corpus(PAIR, 8, seed=21), {"return_logprob": True, "top_logprobs_num": 2}
+    return generate_all(server, inputs, concurrency, 48, lambda i: {"routed_dp_rank": rank(i)}, **top)
 
 
 @pytest.mark.parametrize(

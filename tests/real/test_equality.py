@@ -54,6 +54,16 @@ def inputs(number: int = len(PROMPTS)) -> list[list[int]]:
     return tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)  # type: ignore[no-any-return]
 
 
+def test_each_digit_is_a_token_and_spaces_before_it_stay_together() -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    assert tokenizer.tokenize("Pay 123  4.") == ["Pay", "Ġ", "1", "2", "3", "ĠĠ", "4", "."]
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert rendered.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|im_end|>", 8192)
+
+
 def seen(answer: Answer, *, exact: bool) -> list[Any]:
     return [answer.tokens, answer.meta["finish_reason"], numbers(answer) if exact else None]
 

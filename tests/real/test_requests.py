@@ -60,15 +60,6 @@ def test_a_chat(number: int, options: dict[str, Any], servers: tuple[Server, Ser
         assert json.loads(seen(copied)["content"]).keys() == {"name", "port"}
 
 
-def test_log_probabilities(servers: tuple[Server, Server]) -> None:
-    top = {"return_logprob": True, "top_logprobs_num": 4}
-    plain, copied = (generate_all(server, inputs(6), 2, 48, **top) for server in servers)
-    for ours, theirs in zip(copied, plain, strict=True):
-        for mine, own in zip(ours.meta["output_top_logprobs"], theirs.meta["output_top_logprobs"], strict=True):
-            assert [token for _, token, _ in mine] == [token for _, token, _ in own]
-            assert [value for value, *_ in mine] == pytest.approx([value for value, *_ in own], abs=1e-3)
-
-
 def test_tensor_parallel_ranks(tmp_path: Path) -> None:
     common = (*COMMON, *DTYPES["float32"], *RANKS)
     with running(tmp_path, *common) as server:

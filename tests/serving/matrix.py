@@ -157,16 +157,18 @@ class Record:
             file.write(json.dumps({"key": self.key, "cell": cell, "result": result}) + "\n")
 
 
-FINISHED = Record(Path(__file__).parents[2] / ".cache" / ("matrix-exact.jsonl" if IN_EXACT_MODE else "matrix.jsonl"))
+def finished(*, exact: bool = False) -> Record:
+    return Record(Path(__file__).parents[2] / ".cache" / ("matrix-exact.jsonl" if exact else "matrix.jsonl"))
 
 
 def main() -> None:
     ArgumentParser(description=__doc__).parse_args()
-    results = FINISHED.results()
+    record = finished(exact=IN_EXACT_MODE)
+    results = record.results()
     left_out = collections.Counter("; ".join(cell.inexact()) for cell in MATRIX if IN_EXACT_MODE)
     cells = left_out.pop("") if IN_EXACT_MODE else len(MATRIX)
     compared = [results[str(cell)] for cell in MATRIX if str(cell) in results]
-    print(f"{sum(compared)} generations compared in {len(compared)} of {cells} cells, package {FINISHED.key}")
+    print(f"{sum(compared)} generations compared in {len(compared)} of {cells} cells, package {record.key}")
     for reason, number in left_out.items():
         print(f"{number} cells left out: {reason}")
     sys.exit(len(compared) < cells)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import copy
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash_lab.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER, NAMES, VOCAB, card, shrink_drafter, shrink_target
 from tests.support.checkpoints import assert_greedy, spread_weights
+from tests.support.configs import write_model
 from tests.support.generation import answers, flush
 from tests.support.servers import (
     LAUNCH_SERVER,
     SGLANG_SERVE,
     Server,
-    assert_memory_as_estimated,
-    memory_estimate,
     running,
     with_plugin,
     worker_info,
@@ -76,14 +73,12 @@ def _write_tokenizer(folder: Path, *, multimodal: bool) -> None:
 
 
 def _write_drafter(config: dict[str, Any], folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
     shapes = expected_shapes(DrafterConfig.from_dict(config))
     weights = {
         name: (torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.08).to(DTYPE)
         for name, shape in shapes.items()
     }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_model(folder, config, weights)
 
 
 def prompts() -> list[list[int]]:
@@ -99,31 +94,20 @@ def generate(server: Server) -> list[dict[str, Any]]:
     return found
 
 
-def assert_served_here(found: list[dict[str, Any]], server: Server) -> None:
-    """Assert that our worker drafted and verified, in the checkpoint's dtype."""
-    assert "serves DFLASH" in server.log
-    assert worker_info(server)["version"], "another worker served"
-    assert "KV Cache is allocated. dtype: torch.bfloat16" in server.log
-    assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in found)
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_the_targets_and_memory_is_as_estimated(name: str, tmp_path: Path) -> None:
+def test_tokens_are_the_targets(name: str, tmp_path: Path) -> None:
     target = build(name, tmp_path)
-    pair = {"target": tmp_path / "target", "drafter": tmp_path / "drafter"}
-    flags = [*card(name).arguments_for(**pair), *FLOAT32]
+    flags = [*card(name).arguments_for(tmp_path / "target", tmp_path / "drafter"), *FLOAT32]
     oracle = tmp_path / "answers.json"  # drafts are right once it is there: a random drafter's never are
     with running(tmp_path, *flags, **card(name).environment, **with_plugin(tmp_path, "oracle")) as server:
         answers = generate(server)
         oracle.write_text(json.dumps([p + a["output_ids"] for p, a in zip(prompts(), answers, strict=True)]))
         flush(server)
         accepting = generate(server)
-        allocation, found = worker_info(server)["memory_bytes"], sizes(server)
     for prompt, answer, again in zip(prompts(), answers, accepting, strict=True):
         assert_greedy(target, prompt, answer["output_ids"])
         assert again["output_ids"] == answer["output_ids"]
     assert 0 < 2 * blocks(accepting) < blocks(answers)
-    assert_memory_as_estimated(memory_estimate(*pair.values(), *flags, *found), allocation)
 
 
 def blocks(answers: list[dict[str, Any]]) -> int:
@@ -131,22 +115,11 @@ def blocks(answers: list[dict[str, Any]]) -> int:
     return sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
 
 
-def sizes(server: Server) -> list[str]:
-    """As flags, the sizes that the server found for this machine."""
-    info = server.get("/server_info").json()
-    slots = re.search(r"max_mamba_cache_size: (\d+)", server.log)
-    assert slots is not None
-    running_requests = info["internal_states"][0]["effective_max_running_requests_per_dp"]
-    return [
-        *("--max-total-tokens", str(info["max_total_num_tokens"])),
-        *("--max-mamba-cache-size", slots[1]),
-        *("--max-running-requests", str(running_requests)),
-    ]
-
-
 @pytest.mark.parametrize(("name", "launcher"), [*((name, LAUNCH_SERVER) for name in NAMES), (RICHEST, SGLANG_SERVE)])
 def test_the_command_as_printed_serves(name: str, launcher: tuple[str, ...], tmp_path: Path) -> None:
     build(name, tmp_path)
     arguments = card(name).arguments_for(tmp_path / "target", tmp_path / "drafter")
     with running(tmp_path, *arguments, launcher=launcher, **card(name).environment) as server:
-        assert_served_here(generate(server), server)
+        assert all(answer["meta_info"]["spec_verify_ct"] > 0 for answer in generate(server))
+        assert worker_info(server)["version"], "another worker served"
+        assert "KV Cache is allocated. dtype: torch.bfloat16" in server.log

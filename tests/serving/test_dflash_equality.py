@@ -13,7 +13,7 @@ import pytest
 
 from sglang_dflash_lab.pairs import NAMES, target_path
 from sglang_dflash_lab.train.hf import load_model
-from tests.serving.matrix import CHUNKED, FINISHED, MATRIX, MIXED, NO_CACHE, ONE, PAGED, SYNC, Cell
+from tests.serving.matrix import CHUNKED, MATRIX, MIXED, NO_CACHE, ONE, PAGED, SYNC, Cell, finished
 from tests.support import acceptance
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import (
@@ -23,7 +23,7 @@ from tests.support.generation import (
     generate_all,
 )
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import BFLOAT16, RecordedServer, Server, dflash_server, plain_server
+from tests.support.servers import BFLOAT16, Server, dflash_server, plain_server
 
 pytestmark = pytest.mark.engine
 
@@ -60,11 +60,9 @@ def test_equal_tokens_with_overlap(plain_hybrid: Server, dflash_hybrid: Server) 
     assert compare(Cell("tiny-hybrid"), dflash_hybrid, greedy_tokens(plain_hybrid, "tiny-hybrid")) == 28
 
 
-def test_equal_tokens_of_a_dflash2_drafter_in_mixed_batches(
-    plain_hybrid: Server, recorded_hybrid: RecordedServer
-) -> None:
+def test_equal_tokens_of_a_dflash2_drafter_in_mixed_batches(plain_hybrid: Server, recorded_hybrid: Server) -> None:
     cell = Cell("tiny-hybrid", "dflash2", arguments=(MIXED,))
-    assert compare(cell, recorded_hybrid.server, greedy_tokens(plain_hybrid, cell.pair, 8)) == 16
+    assert compare(cell, recorded_hybrid, greedy_tokens(plain_hybrid, cell.pair, 8)) == 16
 
 
 def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path: Path) -> None:
@@ -82,15 +80,15 @@ def test_equal_tokens_without_overlap_in_pages_and_chunks_on_two_ranks(tmp_path:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", MATRIX, ids=str)
 def test_equal_tokens_everywhere(cell: Cell, tmp_path: Path) -> None:
-    finished = FINISHED.results()
-    if str(cell) in finished:
+    record = finished()
+    if str(cell) in record.results():
         pytest.skip("passed before with this very package (tests/serving/matrix.py)")
-    if cell.pair not in finished:
+    if cell.pair not in record.results():
         with plain_server(cell.pair, tmp_path) as server:
-            FINISHED.add(cell.pair, greedy_tokens(server, cell.pair))
+            record.add(cell.pair, greedy_tokens(server, cell.pair))
     drafts: dict[str, Any] = {"drafter": cell.drafter, "block": cell.block}
     with dflash_server(cell.pair, tmp_path, *cell.arguments, **drafts, **dict(cell.environment)) as server:
-        FINISHED.add(str(cell), compare(cell, server, FINISHED.results()[cell.pair]))
+        record.add(str(cell), compare(cell, server, record.results()[cell.pair]))
 
 
 @pytest.mark.slow

@@ -11,11 +11,10 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 
@@ -97,15 +96,11 @@ def routed(folder: Path, *flags: str) -> Iterator[tuple[Server, list[Server]]]:
     environment = {"PYTHON": sys.executable, "PAIR": PAIR, "POLICY": "round_robin", **ports}
     command = [str(ROOT / "launch" / "replicas.sh"), "demo", *flags]
     with started(folder, port, command, "/readiness", **environment) as router:
-        wait_until(lambda: router.get("/workers").json()["stats"]["regular_count"] == 2)
+        deadline = time.monotonic() + START_SECONDS
+        while router.get("/workers").json()["stats"]["regular_count"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
         yield router, [Server(router.process, first + i, router.log_path) for i in (0, 1)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 def steps(replica: Server) -> int:
@@ -122,10 +117,6 @@ def test_both_replicas_answer_like_one_server_and_stop_with_the_script(tmp_path:
             answers = generate_all(router, inputs, concurrency)
             assert [answer.tokens for answer in answers] == expected
         assert all(steps(replica) > count for replica, count in zip(replicas, before, strict=True))
-        client = openai.OpenAI(base_url=router.url + "/v1", api_key="none", max_retries=0)
-        question = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}]
-        model = client.models.list().data[0].id
-        assert client.chat.completions.create(model=model, messages=question, max_tokens=8).choices[0].message.content
 
         family = router.family()
         router.process.send_signal(signal.SIGTERM)

@@ -56,21 +56,30 @@ def ask(server: Server, inputs: list[list[int]], **sampling: Any) -> list[Answer
     return generate_all(server, inputs, 4, NEW_TOKENS, sampling_params=sampling)
 
 
-@pytest.mark.parametrize(
-    ("pair", "arguments"),
-    [("tiny-hybrid", ()), ("tiny-dense", ()), ("tiny-hybrid", WINDOW), ("tiny-hybrid", (*WINDOW, *CHUNKED))],
-    ids=["hybrid", "dense", "draft window", "draft window, pages, chunks"],
-)
-def test_tokens_and_steps_are_those_of_one_server(pair: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+CASES: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
+    "hybrid": ("tiny-hybrid", (), {}),
+    "dense": ("tiny-dense", (), {}),
+    "draft window": ("tiny-hybrid", WINDOW, {}),
+    "draft window, pages, chunks": ("tiny-hybrid", (*WINDOW, *CHUNKED), {}),
+    "retraction": ("tiny-hybrid", (), RETRACTED),
+    "draft window, retraction": ("tiny-hybrid", WINDOW, RETRACTED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_and_steps_are_those_of_one_server(case: str, tmp_path: Path) -> None:
+    pair, arguments, environment = CASES[case]
     inputs, penalty = prompts(pair), {"frequency_penalty": 0.4}
     seeded = {"temperature": 1.0, "sampling_seed": 7}
-    requests: list[dict[str, Any]] = [{}, penalty, seeded]
+    requests: list[dict[str, Any]] = [{}] if environment else [{}, penalty, seeded]
     with dflash_server(pair, tmp_path, *arguments) as server:
         expected = [counted(ask(server, inputs, **sampling)) for sampling in requests]
-    with disaggregated(pair, tmp_path, *arguments) as servers:
+    with disaggregated(pair, tmp_path, *arguments, **environment) as servers:
         found = [counted(ask(servers.router, inputs, **sampling)) for sampling in requests]
         assert found == expected
         assert not worker_info(servers.prefill)["steps_by_width"]
+        if environment == RETRACTED:
+            assert any(map(int, re.findall(r"#retracted_reqs: (\d+)", servers.decode.log)))
         assert_idle_and_whole(servers)
 
 
@@ -82,16 +91,4 @@ def test_any_width_serves_the_same_tokens(tmp_path: Path) -> None:
     with disaggregated("tiny-hybrid", tmp_path, *RANDOM_WIDTHS, *WIDE, drafter="noisy", **histories) as servers:
         assert [answer.tokens for answer in ask(servers.router, inputs)] == expected
         assert len(worker_info(servers.decode)["steps_by_width"]) > 1
-        assert_idle_and_whole(servers)
-
-
-@pytest.mark.parametrize("arguments", [(), WINDOW], ids=["no window", "draft window"])
-def test_a_retracted_request_keeps_its_drafter_context(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """Nobody's tokens change, nor the steps that they take."""
-    inputs = prompts("tiny-hybrid")
-    with dflash_server("tiny-hybrid", tmp_path, *arguments) as server:
-        expected = counted(ask(server, inputs))
-    with disaggregated("tiny-hybrid", tmp_path, *arguments, **RETRACTED) as servers:
-        assert counted(ask(servers.router, inputs)) == expected
-        assert any(map(int, re.findall(r"#retracted_reqs: (\d+)", servers.decode.log)))
         assert_idle_and_whole(servers)

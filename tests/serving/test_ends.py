@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
 from sglang_dflash_lab.pairs import target_path
-from tests.support.chats import events
-from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
+from tests.support.generation import answers, flush, tokens
 from tests.support.prompts import corpus
-from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -64,15 +60,17 @@ ENDS: dict[str, Callable[[Answer], Params]] = {
 }
 
 
-def params_of(kind: str, greedy: list[list[int]]) -> list[Params]:
+GREEDY = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+
+
+@cache
+def greedy(plain: Server) -> list[list[int]]:
+    return tokens(answers(plain, corpus(PAIR, PROMPTS), GREEDY))
+
+
+def params_of(kind: str, plain: Server) -> list[Params]:
     rng = random.Random(kind)
-    common = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-    return [{**common, **ENDS[kind](Answer(ids, rng))} for ids in greedy]
-
-
-@pytest.fixture(scope="module")
-def greedy(plain_hybrid: Server) -> list[list[int]]:
-    return tokens(answers(plain_hybrid, corpus(PAIR, PROMPTS), {"temperature": 0, "max_new_tokens": NEW_TOKENS}))
+    return [{**GREEDY, **ENDS[kind](Answer(ids, rng))} for ids in greedy(plain)]
 
 
 def seen(answer: dict[str, Any]) -> dict[str, Any]:
@@ -83,26 +81,11 @@ def seen(answer: dict[str, Any]) -> dict[str, Any]:
     return {"text": answer["text"], "ids": answer["output_ids"], "chosen": chosen, **{key: meta[key] for key in counts}}
 
 
-def streamed(server: Server, prompts: list[list[int]], params: list[Params]) -> list[tuple[str, list[int], Any]]:
-    """Text, tokens and reason of each answer, from the pieces of its stream."""
-
-    def ask(prompt: list[int], params: Params) -> tuple[str, list[int], Any]:
-        body = {"input_ids": prompt, "sampling_params": params, "stream": True, **LOGPROBS}
-        chunks = events(server.post("/generate", body))
-        assert all(two["text"].startswith(one["text"]) for one, two in pairwise(chunks)), "a stream took text back"
-        chunk = chunks[-1]
-        assert len(chunk["meta_info"]["output_token_logprobs"]) == chunk["meta_info"]["completion_tokens"]
-        return chunk["text"], chunk["output_ids"], chunk["meta_info"]["finish_reason"]
-
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(ask, prompts, params))
-
-
 @cache
-def two_turns(server: Server, kind: str, greedy: tuple[tuple[int, ...], ...]) -> list[dict[str, Any]]:
+def two_turns(server: Server, kind: str, plain: Server) -> list[dict[str, Any]]:
     """Answers that end, and one more token after each with what was seen and 30 tokens more, from an empty cache."""
     flush(server)
-    prompts, params = corpus(PAIR, PROMPTS), params_of(kind, [*map(list, greedy)])
+    prompts, params = corpus(PAIR, PROMPTS), params_of(kind, plain)
     first = answers(server, prompts, params, **LOGPROBS)
     following = [[*p, *a["output_ids"], *range(200, 230)] for p, a in zip(prompts, first, strict=True)]
     second = [seen(answer) for answer in answers(server, following, {"temperature": 0, "max_new_tokens": 4})]
@@ -112,54 +95,26 @@ def two_turns(server: Server, kind: str, greedy: tuple[tuple[int, ...], ...]) ->
     return [*map(seen, first), *second]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--disable-overlap-schedule",),
-        ("--speculative-draft-window-size", "64", *RANDOM_WIDTHS),
-        ("--disable-overlap-schedule", *RANDOM_WIDTHS),
-    ],
-)
-def test_every_end_under_other_schedules(
-    arguments: tuple[str, ...], plain_hybrid: Server, greedy: list[list[int]], tmp_path: Path
-) -> None:
-    strategy = ("--mamba-radix-cache-strategy", "extra_buffer")
-    with dflash_server(PAIR, tmp_path, *strategy, *arguments, base=FEATURES) as server:
-        for kind in ENDS:
-            known = tuple(map(tuple, greedy))
-            ours, plain = (two_turns(each, kind, known) for each in (server, plain_hybrid))
-            if "--speculative-draft-window-size" in arguments:  # whose prefix hits end earlier
-                ours, plain = ([{**each, "cached_tokens": None} for each in found] for found in (ours, plain))
-            assert ours == plain, kind
-        assert_nothing_leaked(server)
-
-
 # Every kind, fed to SGLang's own code without a server: ``tests/hooks/test_runs_of_tokens.py``.
 QUICK = ("two strings", "string and pattern", "grammar")
 
 
 @pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in ENDS])
-def test_an_answer_ends_and_continues_as_plain_decodings(
-    kind: str, server: Server, plain_hybrid: Server, greedy: list[list[int]]
-) -> None:
-    known = tuple(map(tuple, greedy))
-    ours, plain = (two_turns(each, kind, known) for each in (server, plain_hybrid))
+def test_an_answer_ends_and_continues_as_plain_decodings(kind: str, server: Server, plain_hybrid: Server) -> None:
+    ours, plain = (two_turns(each, kind, plain_hybrid) for each in (server, plain_hybrid))
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine == theirs
-    joined = streamed(server, corpus(PAIR, PROMPTS), params_of(kind, greedy))
-    assert joined == [(each["text"], each["ids"], each["finish_reason"]) for each in ours[:PROMPTS]]
     if kind not in ("end of text", "grammar"):
-        assert [each["ids"] for each in plain[:PROMPTS]] != greedy, "nothing ended early"
+        assert [each["ids"] for each in plain[:PROMPTS]] != greedy(plain_hybrid), "nothing ended early"
 
 
 MORE = [*range(200, 206)]
 
 
-def turns(server: Server, kind: str, greedy: list[list[int]], *, streaming: bool) -> list[Any]:
+def turns(server: Server, kind: str, plain: Server, *, streaming: bool) -> list[Any]:
     """Sessions whose first turn ends by ``kind``: what their next turns saw as prompt, and answered."""
     found = []
-    for prompt, params in list(zip(corpus(PAIR, PROMPTS), params_of(kind, greedy), strict=True))[:3]:
+    for prompt, params in list(zip(corpus(PAIR, PROMPTS), params_of(kind, plain), strict=True))[:3]:
         session = server.post("/open_session", {"capacity_of_str_len": 1000, "streaming": streaming}).json()
 
         def ask(ids: list[int], params: Params, session: str = session, **more: Any) -> Any:
@@ -186,7 +141,7 @@ def turns(server: Server, kind: str, greedy: list[list[int]], *, streaming: bool
     ["two strings", *(pytest.param(each, marks=pytest.mark.slow) for each in ("token before string", "end of text"))],
 )
 def test_a_session_continues_with_what_its_client_saw(
-    kind: str, streaming: bool, server: Server, plain_hybrid: Server, greedy: list[list[int]]
+    kind: str, streaming: bool, server: Server, plain_hybrid: Server
 ) -> None:
-    ours, plain = (turns(each, kind, greedy, streaming=streaming) for each in (server, plain_hybrid))
+    ours, plain = (turns(each, kind, plain_hybrid, streaming=streaming) for each in (server, plain_hybrid))
     assert ours == plain

@@ -42,7 +42,7 @@ def present(file: Path, text: str = "") -> Iterator[None]:
 def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
     fault: str, dflash_hybrid: Server, healthy: list[Answer]
 ) -> None:
-    server, folder = dflash_hybrid, dflash_hybrid.log_path.parent
+    server, folder = dflash_hybrid, dflash_hybrid.folder
     before = worker_info(server)["broken_drafts"]
     with present(folder / fault):
         spoiled = ask(server)
@@ -58,7 +58,7 @@ def test_a_drafter_that_is_not_finite_costs_acceptance_alone(
 
 
 def test_a_target_that_is_not_finite_costs_one_request(dflash_hybrid: Server, healthy: list[Answer]) -> None:
-    server, folder = dflash_hybrid, dflash_hybrid.log_path.parent
+    server, folder = dflash_hybrid, dflash_hybrid.folder
     flush(server)
     prompts = corpus(PAIR, 8)
     with present(folder / "nan_target", "spoiled"), ThreadPoolExecutor(8) as pool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +12,7 @@ from torch import Tensor
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.drafter import DrafterConfig, context_features
 from sglang_dflash_lab.train.hf import load_model
-from tests.support.generation import Answer, flush, generate
+from tests.support.generation import Answer, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
 
@@ -68,43 +65,23 @@ def test_requests_of_a_batch_receive_what_each_requests(server: Server) -> None:
     kinds: list[dict[str, Any]] = [{}, {"return_hidden_states": True}, {"return_hidden_states": True, **LAYERS}]
     if server.get("/server_info").json()["speculative_draft_model_path"] is None:
         kinds.pop()
-    work = [(prompt, kinds[number % len(kinds)]) for number, prompt in enumerate(2 * PROMPTS)]
 
-    def run(task: tuple[list[int], dict[str, Any]]) -> Answer:
-        return generate(server, task[0], NEW_TOKENS, **task[1])
+    def kind(number: int) -> dict[str, Any]:
+        return kinds[number % len(kinds)]
 
-    def fresh(task: tuple[list[int], dict[str, Any]]) -> Answer:
+    alone = []
+    for number, prompt in enumerate(PROMPTS):
         flush(server)
-        return run(task)
-
-    alone = list(map(fresh, work))
+        alone.append(generate(server, prompt, NEW_TOKENS, **kind(number)))
     flush(server)
-    with ThreadPoolExecutor(len(work)) as pool:
-        together = list(pool.map(run, work))
-    sizes = set()
-    for one, other, (_, body) in zip(alone, together, work, strict=True):
+    together = generate_all(server, PROMPTS, len(PROMPTS), NEW_TOKENS, kind)
+    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
         assert one.tokens == other.tokens
-        assert ("hidden_states" in other.meta) == bool(body)
-        if body:
+        assert ("hidden_states" in other.meta) == bool(kind(number))
+        if kind(number):
             generated = len(one.tokens) - 1  # a prefix that another request cached has no states
             close(rows(other)[-generated:], rows(one)[-generated:])
-            sizes.add(rows(one).shape[1])
-    assert len(sizes) == len(kinds) - 1
-
-
-def test_streamed_states_grow_with_the_tokens(server: Server) -> None:
-    flush(server)
-    whole = ask(server, PROMPTS[0])
-    flush(server)
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
-    body = {"input_ids": PROMPTS[0], "sampling_params": sampling, "return_hidden_states": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/generate", json=body, timeout=120) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
-    chunks = [json.loads(line) for line in lines]
-    assert len(chunks) > 1
-    for chunk in chunks:
-        assert len(chunk["meta_info"]["hidden_states"]) == chunk["meta_info"]["completion_tokens"]
-    close(rows(Answer(chunks[-1]["output_ids"], chunks[-1]["meta_info"])), rows(whole))
+    assert len({rows(answer).shape[1] for answer in together if "hidden_states" in answer.meta}) == len(kinds) - 1
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ The target's rotation counts an image's rows and columns (M-RoPE), so its positi
 the drafter counts tokens. Drafts show whether it was told the right thing: a bad one changes no token.
 
 Targets are tiny and random. The processor is built here, so that a server needs nothing from the hub: the tiny pairs'
-tokenizer with Qwen's vision tokens, Qwen's image processor, and a chat template that puts an image where it stands.
+tokenizer with Qwen's vision tokens, and Qwen's image processor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +43,6 @@ from tests.support.servers import (
 
 pytestmark = pytest.mark.engine
 
-HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 BLOCK, EOS, MASK = 8, 2, 3  # tokens of the tiny pairs' tokenizer, which has 1,024
 VISION_TOKENS = {
     "vision_start": ("<|vision_start|>", 1024),
@@ -56,15 +54,6 @@ IMAGE_TOKEN = VISION_TOKENS["image"][1]
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 PATCH, MERGE = 16, 2
 TOKEN_PIXELS = PATCH * MERGE  # side of the square of pixels that becomes one image token
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\n' }}"
-    "{%- if message.content is string -%}{{ message.content }}{%- else -%}"
-    "{%- for part in message.content -%}"
-    "{%- if part.type == 'text' -%}{{ part.text }}{%- else -%}" + PLACEHOLDER + "{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}"
-    "{{ '<|im_end|>\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
-)
 _TEXT = {**COMMON, "vocab_size": 1088, "max_position_embeddings": 4096}
 _TEXT |= {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": 0}
 _VISION: dict[str, Any] = {
@@ -110,7 +99,7 @@ def processor() -> transformers.ProcessorMixin:
     area = {"shortest_edge": TOKEN_PIXELS**2, "longest_edge": 256 * TOKEN_PIXELS**2}
     image = transformers.Qwen2VLImageProcessor(patch_size=PATCH, merge_size=MERGE, size=area)
     video = transformers.Qwen3VLVideoProcessor(patch_size=PATCH, merge_size=MERGE)
-    return transformers.Qwen3VLProcessor(image, tokenizer, video, chat_template=CHAT_TEMPLATE)
+    return transformers.Qwen3VLProcessor(image, tokenizer, video)
 
 
 def drafter_for_images(folder: Path) -> Drafter:
@@ -120,120 +109,30 @@ def drafter_for_images(folder: Path) -> Drafter:
     return write_drafter(folder, **same, **layers, block_size=BLOCK, mask_token_id=MASK)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Noise of ``columns`` by ``rows`` image tokens; another ``seed`` is another picture."""
-
-    columns: int
-    rows: int
-    seed: int = 0
-
-    @property
-    def image(self) -> Image.Image:
-        shape = (self.rows * TOKEN_PIXELS, self.columns * TOKEN_PIXELS, 3)
-        return Image.fromarray(np.random.default_rng(self.seed).integers(0, 256, shape, dtype=np.uint8))
-
-    @property
-    def url(self) -> str:
-        file = io.BytesIO()
-        self.image.save(file, "PNG")
-        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+def picture(columns: int, rows: int, seed: int) -> Image.Image:
+    """Return noise of ``columns`` by ``rows`` image tokens."""
+    shape = (rows * TOKEN_PIXELS, columns * TOKEN_PIXELS, 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 
 
-Prompt = Sequence[str | Picture]
+Prompt = Sequence[str | Image.Image]
 
 
-def pictures_of(prompt: Prompt) -> list[Picture]:
-    return [part for part in prompt if isinstance(part, Picture)]
+def text_and_images(prompt: Prompt) -> tuple[str, list[Image.Image]]:
+    text = "".join(part if isinstance(part, str) else PLACEHOLDER for part in prompt)
+    return text, [part for part in prompt if not isinstance(part, str)]
 
 
-def text_of(prompt: Prompt) -> str:
-    return "".join(part if isinstance(part, str) else PLACEHOLDER for part in prompt)
-
-
-def inputs_of(prompt: Prompt, processor: transformers.ProcessorMixin) -> Any:
-    """Return a model's inputs, with every image token present, [1, T]."""
-    images = [picture.image for picture in pictures_of(prompt)]
-    return processor(text=[text_of(prompt)], images=images or None, return_tensors="pt")
-
-
-def chat(server: Server, prompt: Prompt) -> str:
-    """Return the answer's text to one user message."""
-    content = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": part.url}}
-        for part in prompt
-    ]
-    body: dict[str, Any] = {"model": "served", "messages": [{"role": "user", "content": content}], "temperature": 0}
-    response = server.post("/v1/chat/completions", {**body, "max_tokens": NEW_TOKENS, "ignore_eos": True})
-    assert response.status_code == 200, response.text
-    text: str = response.json()["choices"][0]["message"]["content"]
-    return text
-
-
-class Reading:
-    """A prompt and its answer read by transformers in one pass: greedy tokens, and the drafter's context features.
-
-    The target's own code finds the M-RoPE positions.
-    """
-
-    def __init__(self, pair: Pair, prompt: Prompt, answer: Sequence[int]) -> None:
-        self._model, self._drafter = model, drafter = pair.model, pair.drafter
-        inputs = inputs_of(prompt, pair.processor)
-        ids = torch.cat((inputs["input_ids"], torch.tensor([list(answer)])), dim=1)
-        self.tokens: list[int] = ids[0].tolist()
-        self.is_image = ids == IMAGE_TOKEN
-        pixels = {key: inputs[key] for key in ("pixel_values", "image_grid_thw") if key in inputs}
-        places, _ = model.model.get_rope_index(
-            ids, mm_token_type_ids=self.is_image.int(), image_grid_thw=pixels.get("image_grid_thw")
-        )
-        self.rope_positions = places[0, 0]  # of time, which stands still in an image
-        features: list[Tensor] = []
-        layers = model.model.language_model.layers
-        hooks = [
-            # What enters the next layer, deepstack's part included.
-            layers[i + 1].register_forward_pre_hook(
-                lambda _, args, kwargs: features.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-            )
-            for i in drafter.config.target_layer_ids
-        ]
-        with torch.inference_mode():
-            logits = model(input_ids=ids, mm_token_type_ids=self.is_image.int(), **pixels).logits
-        for hook in hooks:
-            hook.remove()
-        self.greedy: list[int] = logits[0, -len(answer) - 1 : -1].argmax(-1).tolist()
-        self.features = torch.cat(features, dim=-1)
-
-    def drafts(
-        self, position: int, width: int, window: int | None = None, *, rope: bool = False, blind: bool = False
-    ) -> list[set[int]]:
-        """Return the drafter's proposals after the token at ``position``: the likeliest tokens, two where they tie.
-
-        Args:
-            window: the draft window, tokens.
-            rope: count context tokens as the target's rotation does, which is wrong.
-            blind: leave out the image tokens' hidden states, which is wrong too.
-        """
-        target = SimpleNamespace(
-            model=self._model.model.language_model, lm_head=self._model.lm_head, device=self._model.device
-        )
-        run = DrafterRun(self._drafter, target, window)
-        features = self.features[:, :position]
-        if blind:
-            features = features.masked_fill(self.is_image[:, :position, None], 0.0)
-        places = self.rope_positions[:position] if rope else torch.arange(position)
-        with torch.inference_mode():
-            run.context = self._drafter.context_key_values(features, places[None])
-            run.length = position
-            logits = target.lm_head(run.block_hidden(self.tokens[position], width)[1:])
-        return [set((row > row.max() - ROUNDING).nonzero().flatten().tolist()) for row in logits]
+def url(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 NEW_TOKENS = 40
 CHUNK, WINDOW = 64, 32
-CAT, DOG = Picture(4, 3, seed=1), Picture(4, 3, seed=2)
-TALL, LARGE = Picture(2, 7, seed=3), Picture(12, 11, seed=4)
+CAT, DOG = picture(4, 3, seed=1), picture(4, 3, seed=2)
+TALL, LARGE = picture(2, 7, seed=3), picture(12, 11, seed=4)
 PROMPTS: dict[str, Prompt] = {
     "text": ["Count from one to ten, then back, and say why the order matters to you."],
     "image": [CAT, "What is it?"],
@@ -244,46 +143,91 @@ PROMPTS: dict[str, Prompt] = {
     "large": ["A large one ", LARGE, " with many tokens."],
     "long text": [DOG, "All that follows is text. " * 12],
 }
-BASE = ("--dtype", "float32", "--max-running-requests", "8", "--chunked-prefill-size", str(CHUNK))
 
 
 class Pair:
     """A vision-language target and its drafter, on disk and in transformers."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder, self.processor = name, folder, processor()
+        self.folder, self.processor = folder, processor()
         self.model, self.drafter = write_target(name, folder / "target"), drafter_for_images(folder / "drafter")
+        self.text_model = self.model.model.language_model
 
     @contextlib.contextmanager
-    def plain(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
-        """The target alone."""
-        tracked = TRACKED if self.name in HYBRIDS else ()
-        command = ("--model-path", str(self.folder / "target"), *BASE, *tracked, *flags)
-        with running(folder, *command, **environment) as server:
-            yield server
-
-    @contextlib.contextmanager
-    def ours(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
+    def served(self, folder: Path, *flags: str, **environment: str) -> Iterator[Server]:
         """Under DFLASH; ``drafts.jsonl`` has the drafts before some of them are corrected by ``answers.json``."""
-        speculative = (
+        command = (
+            *("--model-path", str(self.folder / "target"), "--dtype", "float32", "--max-running-requests", "8"),
             *("--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(BLOCK)),
-            *("--speculative-draft-model-path", str(self.folder / "drafter")),
+            *("--speculative-draft-model-path", str(self.folder / "drafter"), "--chunked-prefill-size", str(CHUNK)),
+            *(TRACKED if hasattr(self.text_model.config, "linear_num_key_heads") else ()),
         )
         copies = ("history",) if set(RANDOM_WIDTHS) <= set(flags) else ()
         plugin = with_plugin(folder, "drafts", "oracle", *copies)
-        with self.plain(folder, *speculative, *flags, **plugin, **environment) as server:
+        with running(folder, *command, *flags, **plugin, **environment) as server:
             assert worker_info(server)["block_size"] == BLOCK
             yield server
             assert_nothing_leaked(server)
 
 
-def ask(server: Server, names: list[str], attempt: str) -> dict[str, dict[str, Any]]:
+class Reading:
+    """A prompt and its answer read by transformers in one pass: greedy tokens, and what the drafter reads of each.
+
+    The target's own code finds the M-RoPE positions.
+    """
+
+    def __init__(self, pair: Pair, name: str, answer: Sequence[int] = ()) -> None:
+        text, images = text_and_images(PROMPTS[name])
+        inputs = pair.processor(text=[text], images=images or None, return_tensors="pt")
+        ids = torch.cat((inputs["input_ids"], torch.tensor([list(answer)], dtype=torch.long)), dim=1)
+        self.tokens: list[int] = ids[0].tolist()
+        is_image = ids == IMAGE_TOKEN
+        self.images: list[int] = is_image[0].nonzero().flatten().tolist()
+        pixels = {key: inputs[key] for key in ("pixel_values", "image_grid_thw") if key in inputs}
+        taps: list[Tensor] = []
+        hooks = [
+            # What enters the next layer, deepstack's part included.
+            pair.text_model.layers[i + 1].register_forward_pre_hook(
+                lambda _, args, kwargs: taps.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            )
+            for i in pair.drafter.config.target_layer_ids
+        ]
+        with torch.inference_mode():
+            logits = pair.model(input_ids=ids, mm_token_type_ids=is_image.int(), **pixels).logits
+        for hook in hooks:
+            hook.remove()
+        self.greedy: list[int] = logits[0, -len(answer) - 1 : -1].argmax(-1).tolist()
+        features, counted = torch.cat(taps, dim=-1), torch.arange(ids.shape[1])
+        rotated, _ = pair.model.model.get_rope_index(
+            ids, mm_token_type_ids=is_image.int(), image_grid_thw=pixels.get("image_grid_thw")
+        )
+        # Features and positions; the others are wrong: counted as the target's rotation does, and without images.
+        self.context = (features, counted)
+        self.wrong = {
+            "rope": (features, rotated[0, 0]),
+            "blind": (features.masked_fill(is_image[..., None], 0.0), counted),
+        }
+
+    def drafts(
+        self, pair: Pair, context: tuple[Tensor, Tensor], position: int, width: int, window: int | None
+    ) -> list[set[int]]:
+        """Return the drafter's proposals after the token at ``position``: the likeliest tokens, two where they tie."""
+        target = SimpleNamespace(model=pair.text_model, lm_head=pair.model.lm_head, device=pair.model.device)
+        run, (features, places) = DrafterRun(pair.drafter, target, window), context
+        with torch.inference_mode():
+            run.context = pair.drafter.context_key_values(features[:, :position], places[None, :position])
+            run.length = position
+            logits = target.lm_head(run.block_hidden(self.tokens[position], width)[1:])
+        return [set((row > row.max() - ROUNDING).nonzero().flatten().tolist()) for row in logits]
+
+
+def ask(server: Server, names: Sequence[str], attempt: str) -> dict[str, dict[str, Any]]:
     """The prompts of these names in one request."""
-    prompts = [PROMPTS[name] for name in names]
+    prompts = [text_and_images(PROMPTS[name]) for name in names]
     body: dict[str, Any] = {
         "rid": [f"{name}/{attempt}" for name in names],
-        "text": [text_of(prompt) for prompt in prompts],
-        "image_data": [[picture.url for picture in pictures_of(prompt)] for prompt in prompts],
+        "text": [text for text, _ in prompts],
+        "image_data": [[url(image) for image in images] for _, images in prompts],
         "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
     }
     response = server.post("/generate", body)
@@ -301,39 +245,30 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def served(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    folder = tmp_path_factory.mktemp("ours")
-    with pair.ours(folder) as server:
-        yield server, folder
+def served(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pair.served(tmp_path_factory.mktemp("ours")) as server:
+        yield server
 
 
-def test_answers_are_the_targets_together_and_from_the_prefix_cache(pair: Pair, served: tuple[Server, Path]) -> None:
-    server, folder = served
-    answers = tokens(ask(server, list(PROMPTS), "uncorrected"))
+def test_answers_are_the_targets_together_and_from_the_prefix_cache(pair: Pair, served: Server) -> None:
+    cached = assert_answers(pair, served)
+    assert cached["long text"] > Reading(pair, "long text").images[-1] + 1, "no hit ends after an image"
+    flush(served)  # alone: among others, the ends of its chunks depend on when they arrive
+    alone, hit = (ask(served, ["large"], attempt)["large"] for attempt in ("alone", "hit"))
+    assert alone["output_ids"] == hit["output_ids"]
+    first, *_, last = Reading(pair, "large").images
+    assert first < hit["meta_info"]["cached_tokens"] <= last, "none inside one"
+
+
+def assert_answers(pair: Pair, server: Server) -> dict[str, int]:
+    """All at once, without and with accepted drafts, then each alone; how much of each the cache had."""
+    answers = tokens(ask(server, [*PROMPTS], "uncorrected"))
     for name, answer in answers.items():
-        assert Reading(pair, PROMPTS[name], answer).greedy == answer, name
+        assert Reading(pair, name, answer).greedy == answer, name
     assert answers["image"] != answers["other image"], "the image does not matter"
-    (folder / "answers.json").write_text(json.dumps(answers))
-    cached = assert_answers(server, answers)
-    assert cached["long text"] - first_image_token(pair, "long text") > DOG.columns * DOG.rows, (
-        "no hit ends after an image"
-    )
-    flush(server)  # alone: among others, the ends of its chunks depend on when they arrive
-    alone, hit = (ask(server, ["large"], attempt)["large"] for attempt in ("alone", "hit"))
-    assert alone["output_ids"] == hit["output_ids"] == answers["large"]
-    assert 0 < hit["meta_info"]["cached_tokens"] - first_image_token(pair, "large") < LARGE.columns * LARGE.rows, (
-        "none inside one"
-    )
-
-
-def first_image_token(pair: Pair, name: str) -> int:
-    return int((inputs_of(PROMPTS[name], pair.processor)["input_ids"][0] == IMAGE_TOKEN).nonzero()[0])
-
-
-def assert_answers(server: Server, answers: dict[str, list[int]]) -> dict[str, int]:
-    """All at once into an empty cache, then each alone; how much of each the cache had."""
+    (server.folder / "answers.json").write_text(json.dumps(answers))
     flush(server)
-    together = ask(server, list(PROMPTS), "together")
+    together = ask(server, [*PROMPTS], "together")
     assert tokens(together) == answers
     again = {name: ask(server, [name], "again")[name] for name in PROMPTS}
     assert tokens(again) == answers
@@ -342,31 +277,32 @@ def assert_answers(server: Server, answers: dict[str, list[int]]) -> dict[str, i
     return {name: answer["meta_info"]["cached_tokens"] for name, answer in again.items()}
 
 
-def test_drafts_are_the_references(pair: Pair, served: tuple[Server, Path]) -> None:
-    assert_drafts(pair, *served)
+def test_drafts_are_the_references(pair: Pair, served: Server) -> None:
+    assert_drafts(pair, served)
 
 
-def assert_drafts(pair: Pair, server: Server, folder: Path, window: int | None = None) -> None:
+def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None:
     """Every block's drafts, without and with a prefix hit; and that a drafter told otherwise would draft otherwise."""
     names = [name for name in PROMPTS if name != "text"]
     flush(server)
     answers = {(name, attempt): a for attempt in ("fresh", "cached") for name, a in ask(server, names, attempt).items()}
-    told_apart = {"rope": False, "blind": False}
+    told_apart = set()
     for (name, attempt), answer in answers.items():
-        reading = Reading(pair, PROMPTS[name], answer["output_ids"])
+        reading = Reading(pair, name, answer["output_ids"])
         assert reading.greedy == answer["output_ids"], name
         # A step that was launched before the request's end was known has a block after it.
-        found = recorded_blocks(folder, f"{name}/{attempt}")
+        found = recorded_blocks(server.folder, f"{name}/{attempt}")
         blocks = {at: block for at, block in found if at < len(reading.tokens)}
         assert len(blocks) > 1
         for at, block in blocks.items():
-            drafts = reading.drafts(at, len(block), window)
+            drafts = reading.drafts(pair, reading.context, at, len(block), window)
             assert block[0] == reading.tokens[at]
             pairs = zip(block[1:], drafts, strict=True)
             assert all(draft in likeliest for draft, likeliest in pairs), (name, attempt, at, block, drafts)
-            for wrong in told_apart:
-                told_apart[wrong] |= drafts != reading.drafts(at, len(block), window, **{wrong: True})
-    assert all(told_apart.values()), f"a drafter told otherwise would draft the same: {told_apart}"
+            for kind, wrong in reading.wrong.items():
+                if drafts != reading.drafts(pair, wrong, at, len(block), window):
+                    told_apart.add(kind)
+    assert told_apart == {"rope", "blind"}, f"a drafter told otherwise would draft the same, but for {told_apart}"
 
 
 OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
@@ -388,10 +324,6 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
 def test_served_otherwise(case: str, tmp_path: Path) -> None:
     name, flags, environment = OTHERWISE[case]
     pair = Pair(name, tmp_path)
-    with pair.plain(tmp_path) as server:
-        answers, said = tokens(ask(server, list(PROMPTS), "plain")), chat(server, PROMPTS["two"])
-    (tmp_path / "answers.json").write_text(json.dumps(answers))
-    with pair.ours(tmp_path, *flags, **environment) as server:
-        assert_answers(server, answers)
-        assert chat(server, PROMPTS["two"]) == said
-        assert_drafts(pair, server, tmp_path, WINDOW if case == "draft window" else None)
+    with pair.served(tmp_path, *flags, **environment) as server:
+        assert_answers(pair, server)
+        assert_drafts(pair, server, WINDOW if case == "draft window" else None)

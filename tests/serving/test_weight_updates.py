@@ -1,29 +1,53 @@
-"""A weight update that does not fit is refused by name before a tensor is written, and the server serves on."""
+"""Updates of weights, and what trainers call besides; what does not fit is refused by name, whole."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from sglang.srt.utils import MultiprocessingSerializer
 from sglang.srt.utils.common import init_custom_process_group
 
+from sglang_dflash.causes import STALE_DRAFTER
 from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.support.configs import write_model
 from tests.support.generation import assert_nothing_leaked, counted, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import Server
-from tests.support.updates import Tensors, session, tensors_of, update
+from tests.support.servers import Server, changed_drafter, worker_info
 
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_of(folder: Path) -> Tensors:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+@contextmanager
+def session(server: Server, selector: str) -> Iterator[None]:
+    assert server.post("/begin_weight_update", {"selector": selector}).status_code == 200
+    yield
+    assert server.post("/end_weight_update", {}).status_code == 200
+
+
+def update(server: Server, tensors: Tensors, selector: str, **options: str | None) -> httpx.Response:
+    torch.multiprocessing.set_sharing_strategy("file_system")  # tensors travel in shared memory, by name
+    serialized = MultiprocessingSerializer.serialize([*tensors.items()], output_str=True)
+    with session(server, selector):
+        body = {"serialized_named_tensors": [serialized], "selector": selector, **options}
+        return server.post("/update_weights_from_tensor", body)
 
 
 def one_shape_wrong(tensors: Tensors) -> Tensors:
@@ -68,9 +92,7 @@ class Group:
         torch.distributed.destroy_process_group(self.group)
 
 
-def update_from_disk(server: Server, tensors: Tensors, folder: Path) -> httpx.Response:
-    shutil.copytree(target_path(PAIR), folder, ignore=shutil.ignore_patterns("*.safetensors*"))
-    save_file(tensors, folder / "model.safetensors")
+def load(server: Server, folder: Path) -> httpx.Response:
     return server.post("/update_weights_from_disk", {"model_path": str(folder)})
 
 
@@ -81,13 +103,14 @@ def ask(server: Server) -> list[tuple[list[int], int]]:
 
 def test_tensors_that_do_not_fit_are_refused_whole(dflash_hybrid: Server, tmp_path: Path) -> None:
     server, before = dflash_hybrid, ask(dflash_hybrid)
-    target, drafter = tensors_of(target_path(PAIR)), tensors_of(drafter_path(PAIR, "good"))
+    target, drafter = tensors_of(target_path(PAIR)), tensors_of(drafter_path(PAIR))
+    misfit = write_model(tmp_path, json.loads((target_path(PAIR) / "config.json").read_text()), one_shape_wrong(target))
     refusals = {
         "unexpected": update(server, target, "draft"),
         list(drafter)[-1]: update(server, one_shape_wrong(drafter), "draft"),
         list(target)[-1]: update(server, one_shape_wrong(target), "target"),
         list(target)[0]: update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", load_format="direct"),
-        "from disk": update_from_disk(server, one_shape_wrong(target), tmp_path / "target"),
+        "from disk": load(server, misfit),
         "fc.weight": update(server, drafter, "target"),
         "model.layers.0.mlp.up_porj.weight": update(server, one_name_wrong(target), "target"),
         "torch.int8": update(server, {name: tensor.to(torch.int8) for name, tensor in target.items()}, "target"),
@@ -138,3 +161,110 @@ def test_a_pause_with_an_update_changes_no_answer(dflash_hybrid: Server, mode: s
     if mode == "in_place":
         assert counted(found) == counted(undisturbed)
     assert_nothing_leaked(server)
+
+
+def broken_drafters(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Folders that the launch or the server refuses, by what the answer names."""
+    yield "block of 8", changed_drafter(PAIR, folder / "block", block_size=8)
+    yield "conv_taps", drafter_path(PAIR, "dflash2")
+    lacking = Path(shutil.copytree(drafter_path(PAIR), folder / "lacking"))
+    save_file({k: v for k, v in tensors_of(lacking).items() if k != "norm.weight"}, lacking / "model.safetensors")
+    yield "missing: norm.weight", lacking
+    other = folder / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    save_file({"encoder.layer.0.weight": torch.zeros(3)}, other / "model.safetensors")
+    yield "encoder.layer.0.weight", other
+
+
+def test_a_drafters_folder_updates_the_drafter_alone(dflash_hybrid: Server, tmp_path: Path) -> None:
+    server, before = dflash_hybrid, ask(dflash_hybrid)
+    for named, folder in broken_drafters(tmp_path):
+        answer = load(server, folder)
+        assert answer.status_code == 400 and named in answer.text, (named, answer.text)
+        assert ask(server) == before, named
+    assert load(server, drafter_path(PAIR, "noisy")).status_code == 200
+    worse = ask(server)
+    assert [tokens for tokens, _ in worse] == [tokens for tokens, _ in before]
+    assert sum(steps for _, steps in worse) > sum(steps for _, steps in before)
+    assert server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
+    assert load(server, drafter_path(PAIR)).status_code == 200
+    assert ask(server) == before
+
+
+def test_checks_of_weights_cover_the_drafter(dflash_hybrid: Server) -> None:
+    def checksums(selector: str) -> dict[str, str]:
+        answer = dflash_hybrid.post("/weights_checker", {"action": "checksum", "selector": selector}).json()
+        found: dict[str, str] = answer["ranks"][0]["checksums"]
+        return found
+
+    drafter = tensors_of(drafter_path(PAIR))
+    before, of_target = checksums("draft"), checksums("target")
+    assert {"draft.fc.weight", "draft.norm.weight"} <= before.keys()
+    assert checksums("all") == of_target  # as updates of all
+    assert update(dflash_hybrid, {"fc.weight": 2 * drafter["fc.weight"]}, "draft").status_code == 200
+    assert {name for name, found in checksums("draft").items() if found != before[name]} == {"draft.fc.weight"}
+    assert update(dflash_hybrid, drafter, "draft").status_code == 200
+    assert checksums("draft") == before
+    # A reset leaves nothing that an update does not write; SGLang's comparison with a snapshot needs CUDA.
+    texts, reset = ask(dflash_hybrid), {"action": "reset_tensors", "selector": "draft"}
+    assert dflash_hybrid.post("/weights_checker", reset).status_code == 200
+    assert checksums("draft") != before and checksums("target") == of_target
+    assert [tokens for tokens, _ in ask(dflash_hybrid)] == [tokens for tokens, _ in texts]
+    assert update(dflash_hybrid, drafter, "draft").status_code == 200
+    assert checksums("draft") == before and ask(dflash_hybrid) == texts
+
+    def by_name(name: str) -> object:
+        return dflash_hybrid.post("/get_weights_by_name", {"name": name, "truncate_size": 3}).json()
+
+    assert by_name("draft.norm.weight") == drafter["norm.weight"][:3].float().tolist()
+    assert by_name("draft.fc.weight") == drafter["fc.weight"][:3].float().tolist()
+    assert "error" in str(by_name("draft.no.weight"))
+
+
+def test_a_resume_without_a_release_is_refused(dflash_hybrid: Server) -> None:
+    server, before = dflash_hybrid, ask(dflash_hybrid)
+    answer = server.post("/resume_memory_occupation", {"tags": ["weights"]})
+    assert answer.status_code == 400 and "cannot resume weights" in answer.text
+    assert server.post("/release_memory_occupation", {"tags": ["weights", "kv_cache"]}).status_code == 200
+    assert server.post("/resume_memory_occupation", {"tags": ["weights"]}).status_code == 200
+    assert server.post("/resume_memory_occupation", {}).status_code == 400
+    assert server.post("/resume_memory_occupation", {"tags": ["kv_cache"]}).status_code == 200
+    assert ask(server) == before
+
+
+@pytest.fixture
+def version(dflash_hybrid: Server) -> Iterator[None]:
+    yield
+    assert dflash_hybrid.post("/update_weight_version", {"new_version": "default"}).status_code == 200
+
+
+@pytest.mark.usefixtures("version")
+def test_a_drafter_older_than_its_target_is_named(dflash_hybrid: Server) -> None:
+    server, target, drafter = dflash_hybrid, tensors_of(target_path(PAIR)), tensors_of(drafter_path(PAIR))
+
+    def state() -> tuple[dict[str, object], dict[str, str]]:
+        info = worker_info(server)
+        return info["weight_versions"], info["drafting"]["known"]
+
+    assert update(server, drafter, "draft").status_code == 200
+    ask(server)
+    versions, known = state()
+    assert versions == {"target": "default", "draft": "default"} and STALE_DRAFTER not in known
+
+    def warnings() -> list[str]:
+        return [line for line in server.log.splitlines() if STALE_DRAFTER in line]
+
+    earlier = warnings()
+    for _ in range(2):
+        assert update(server, target, "all", weight_version="step-1").status_code == 200
+    versions, known = state()
+    assert versions == {"target": "step-1", "draft": "default"}
+    assert known[STALE_DRAFTER] == "weight_version step-1 of the target, default of the drafter"
+    (warning,) = warnings()[len(earlier) :]
+    assert "weight_version step-1 of the target" in warning
+    assert worker_info(server)["drafting"]["accept_length"] is None  # judged anew
+    assert update(server, drafter, "draft", weight_version="step-2").status_code == 200
+    assert update(server, target, "target", weight_version="step-2").status_code == 200
+    versions, known = state()
+    assert versions == {"target": "step-2", "draft": "step-2"} and STALE_DRAFTER not in known

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from sglang_dflash_lab.pairs import target_path
@@ -33,20 +32,18 @@ ADAPTIVE = ("--speculative-adaptive", "--mamba-radix-cache-strategy", "extra_buf
 WINDOW = ("--speculative-draft-window-size", "512")
 
 
-def soak(requests: int, out: Path, seed: int = 0, entries: int = ENTRIES, drafter: str = "noisy") -> list[Promise]:
+def soak(requests: int, out: Path, entries: int = ENTRIES, drafter: str = "noisy") -> list[Promise]:
     """Send the requests, judge the answers, and write the report to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    asked = catalogue(min(entries, requests), seed)
+    asked = catalogue(min(entries, requests))
     expected = answers_of_reference(asked, out)
     arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW), with_plugin(out, "pools", "history")
     with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter=drafter, block=32, **plugin) as server:
-        load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR)), seed))
+        load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR))))
         retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
         found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
     command = f"python -m tests.soak --requests {requests}" + (f" --drafter {drafter}" if drafter != "noisy" else "")
     (out / "soak.md").write_text(text(command, load, asked, found))
-    samples = [asdict(sample) for sample in load.samples]
-    (out / "soak.json").write_text(json.dumps({"samples": samples, "speeds": load.speeds}))
     wrong = [
         {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
         for outcome in wrong_answers(load, expected)
@@ -76,20 +73,18 @@ def answer(server: Server, entry: Entry) -> Any:
 
 def pools_at_rest(server: Server) -> dict[str, int]:
     """Return the slots that are lost once nothing runs."""
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        http.get("/health_generate").raise_for_status()
-        lost: dict[str, int] = http.get("/server_info").json()["internal_states"][0]["pools"]
+    assert server.get("/health_generate").status_code == 200
+    lost: dict[str, int] = server.get("/server_info").json()["internal_states"][0]["pools"]
     return lost
 
 
 def main(
     requests: int = 10000,
     out: Annotated[Path, typer.Option(help="Folder of the report and the servers' logs.")] = Path("results/soak"),
-    seed: int = 0,
     drafter: Annotated[str, typer.Option(help="Drafter of the pair.")] = "noisy",
 ) -> None:
     """Exit code 1 if a promise was broken."""
-    found = soak(requests, out, seed, drafter=drafter)
+    found = soak(requests, out, drafter=drafter)
     typer.echo((out / "soak.md").read_text())
     sys.exit(not all(promise.held for promise in found))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,23 +13,13 @@ import torch
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
-from tests.support.chats import DIRECT
+from tests.serving.test_chats import BODIES, body_of
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 PAIR = "tiny-hybrid"
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
 REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "maximum": 9}},
-            "required": ["city", "days"],
-        },
-    },
-}
+CHATS = [kind for kind, body in BODIES.items() if "logprobs" not in body]  # which rounding changes
 SEEDED = "seeded"
 
 
@@ -43,12 +32,10 @@ class Entry:
     body: dict[str, Any]
 
 
-def catalogue(size: int, seed: int = 0) -> list[Entry]:
-    """``size`` entries of all kinds; the same seed gives the same ones."""
-    generated = (_known, _random, _shared, _seeded, _repeated, _known, _random, _schema)
-    kinds = itertools.cycle((*generated, _forced_call, _written_calls, _thoughts))
-    random = Random(seed)
-    sources = _Sources(random, size)
+def catalogue(size: int) -> list[Entry]:
+    """``size`` entries of all kinds, always the same ones."""
+    kinds = itertools.cycle((_known, _random, _shared, _seeded, _repeated, _known, _random, _schema, *3 * [_chat]))
+    sources = _Sources(Random(0), size)
     return [kind(sources) for kind in itertools.islice(kinds, size)]
 
 
@@ -110,37 +97,8 @@ def _schema(sources: _Sources) -> Entry:
     return _generate("schema", chat_ids(PAIR, [prompt])[0], sources.params(json_schema=schema_of(prompt)))
 
 
-def _chat(kind: str, sources: _Sources, **more: Any) -> Entry:
-    asked = {
-        "model": "default",
-        "messages": [dict(message) for message in next(sources.questions).messages],
-        "temperature": 0,
-        "max_tokens": 40,
-        "stream": sources.random.random() < 0.5,
-        **more,
-    }
-    if asked["stream"]:
-        asked["stream_options"] = {"include_usage": True}
-    return Entry(kind, "/v1/chat/completions", json.loads(json.dumps(asked)))
-
-
-def _forced_call(sources: _Sources) -> Entry:
-    choice = sources.random.choice(["required", {"type": "function", "function": {"name": "look_up"}}])
-    return _chat("forced call", sources, tools=[TOOL], tool_choice=choice)
-
-
-def _written_calls(sources: _Sources) -> Entry:
-    """Calls in the model's own form, which the parser must find in the text: one, two, and one without arguments."""
-    cities = [{}, {"city": "Oslo", "days": 3}, {"city": "Rome", "days": 9}]
-    chosen = sources.random.choices(cities, k=sources.random.randint(1, 2))
-    calls = [json.dumps({"name": "look_up", "arguments": city}) for city in chosen]
-    text = "I look. " + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-    written = {"ebnf": f"root ::= {json.dumps(text)}", "max_tokens": 96}
-    return _chat("written calls", sources, tools=[TOOL], **DIRECT, **written)
-
-
-def _thoughts(sources: _Sources) -> Entry:
-    """With a reasoning parser; the second form closes its thoughts inside a block."""
-    closes = {"logit_bias": {"5": 9.0}}  # </think>
-    more = sources.random.choice([{}, closes, {"stop": ["cards", "1", '"']}, {"max_tokens": 3}])
-    return _chat("thoughts", sources, chat_template_kwargs={"enable_thinking": True}, **more)
+def _chat(sources: _Sources) -> Entry:
+    question = next(sources.questions).messages[0]["content"]
+    kind, streamed = sources.random.choice(CHATS), {"stream": True, "stream_options": {"include_usage": True}}
+    more = streamed if sources.random.random() < 0.5 else {}
+    return Entry(kind, "/v1/chat/completions", body_of(kind, question, **more))

@@ -44,10 +44,6 @@ class Outcome:
     complete: bool
     error: str | None = None
 
-    @property
-    def tokens(self) -> int:
-        return len(self.answer) if isinstance(self.answer, list) else 0
-
 
 async def ask(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random) -> Outcome:
     """Send ``entry``, and abort it or drop its connection if that is its fate."""
@@ -104,9 +100,8 @@ async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str,
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment: requests done so far, MiB of all its processes, share of K/V in use, ``/health``."""
+    """The server at one moment: MiB of all its processes, share of K/V in use, ``/health``."""
 
-    done: int
     rss: float
     kv_usage: float
     health: int
@@ -129,9 +124,9 @@ class Load:
     seconds: float = 0.0
 
 
-async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str, seed: int) -> Load:
+async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str) -> Load:
     """Draw and send ``requests`` of the catalogue, and reload the target from the folder ``weights`` now and then."""
-    load, random, start = Load([], [], [], []), Random(seed), time.monotonic()
+    load, random, start = Load([], [], [], []), Random(0), time.monotonic()
     bursts = -(-requests // BURST)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits, trust_env=False) as http:
@@ -196,5 +191,5 @@ async def _watch(server: Server, http: httpx.AsyncClient, load: Load) -> None:
         health = (await http.get("/health")).status_code
         usage = re.search(r"^sglang:token_usage\{.* (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
         rss = sum(process.memory_info().rss for process in processes if process.is_running()) / 2**20
-        load.samples.append(Sample(len(load.outcomes), rss, float(usage[1]) if usage else 0.0, health))
+        load.samples.append(Sample(rss, float(usage[1]) if usage else 0.0, health))
         await asyncio.sleep(SAMPLE_SECONDS)

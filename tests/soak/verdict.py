@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.tables import Table
 from tests.soak.catalogue import Entry
-from tests.soak.load import Load, Outcome, Sample
+from tests.soak.load import Load, Outcome
 
 SETTLED = 0.25  # share of the run after which memory should be level
-BLOCKS, STUDENT = 20, 2.101  # stretches, and the 97.5 % point of Student's t with two degrees of freedom less
-MOST_GROWTH = 0.02  # of the memory, over the whole run
+MOST_GROWTH = 0.01  # of the memory, from the first third of the rest to the last
 MOST_SLOWER = 0.10
 PRESSURE = 0.6
 
@@ -25,15 +22,6 @@ class Promise(NamedTuple):
     what: str
     held: bool
     found: str
-
-
-class Slope(NamedTuple):
-    """MiB per 1,000 requests, with a 95 % interval, and the memory's median."""
-
-    value: float
-    low: float
-    high: float
-    level: float
 
 
 def promises(
@@ -51,10 +39,10 @@ def promises(
     unhealthy = sum(sample.health != 200 for sample in load.samples)
     yield Promise("/health is 200 all along", not unhealthy, f"{unhealthy} of {len(load.samples)} samples")
     yield Promise("weights load again under load", all(load.updates), f"{sum(load.updates)} of {len(load.updates)}")
-    slope = memory_slope(load.samples)
-    growth = slope.low * len(load.outcomes) / 1000
-    found = f"{slope.value:+.1f} [{slope.low:+.1f}, {slope.high:+.1f}] MiB per 1,000 requests, of {slope.level:.0f}"
-    yield Promise("memory is level", growth < MOST_GROWTH * slope.level, found)
+    settled = [sample.rss for sample in load.samples[int(SETTLED * len(load.samples)) :]]
+    third = len(settled) // 3 + 1
+    early, late = median(settled[:third]), median(settled[-third:])
+    yield Promise("memory is level", late < (1 + MOST_GROWTH) * early, f"{early:.0f} MiB, then {late:.0f}")
     first, last = median(load.speeds[:4]), median(load.speeds[-4:])
     speeds = f"{first:.0f} tok/s at first, {last:.0f} at last; range {min(load.speeds):.0f} to {max(load.speeds):.0f}"
     yield Promise("it ends as fast as it began", last > (1 - MOST_SLOWER) * first, speeds)
@@ -71,18 +59,6 @@ def is_right(outcome: Outcome, expected: Any) -> bool:
     if outcome.complete:
         return bool(outcome.answer == expected)
     return outcome.answer is None or outcome.answer == expected[: len(outcome.answer)]
-
-
-def memory_slope(samples: Sequence[Sample]) -> Slope:
-    """Least squares through the means of ``BLOCKS`` stretches: neighbouring samples are not independent."""
-    settled = samples[int(SETTLED * len(samples)) :]
-    blocks = [
-        block for block in np.array_split(np.array([(s.done / 1000, s.rss) for s in settled]), BLOCKS) if len(block)
-    ]
-    x, y = np.array([block.mean(0) for block in blocks]).T
-    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
-    margin = STUDENT * float(np.sqrt(covariance[0, 0]))
-    return Slope(slope, slope - margin, slope + margin, float(np.median(y)))
 
 
 def _counted(compared: int, wrong: Counter[str]) -> str:

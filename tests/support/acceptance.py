@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,15 +34,10 @@ LEAD = 1e-3
 Counts = tuple[int, int]  # steps, accepted drafts
 
 
-@cache
-def _figures() -> dict[str, list[list[int] | None]]:
-    found: dict[str, list[list[int] | None]] = json.loads(FIGURES.read_text())
-    return found
-
-
 def stored(pair: str, drafter: str, width: int) -> list[Counts | None]:
     """Of each of the first ``PROMPTS`` prompts of :func:`~tests.support.prompts.corpus`; None: too close to store."""
-    return [(row[0], row[1]) if row else None for row in _figures()[f"{pair} {drafter} {width}"]]
+    figures: dict[str, list[list[int] | None]] = json.loads(FIGURES.read_text())
+    return [(row[0], row[1]) if row else None for row in figures[f"{pair} {drafter} {width}"]]
 
 
 def assert_as_stored(answers: Sequence[Answer], pair: str, drafter: str, width: int) -> None:

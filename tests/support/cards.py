@@ -32,7 +32,6 @@ _VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 
 class Card:
     """One published pair: what its card exports and what it runs."""
 
-    name: str
     environment: dict[str, str]
     arguments: list[str]
 
@@ -58,7 +57,7 @@ def card(name: str) -> Card:
         else:
             assert words[:3] == ["python", "-m", "sglang.launch_server"]
             arguments = words[3:]
-    return Card(name, environment, arguments)
+    return Card(environment, arguments)
 
 
 def shrink_target(published: dict[str, Any]) -> dict[str, Any]:

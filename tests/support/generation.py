@@ -7,7 +7,7 @@ therefore choose differently at a near-tie of the target's two most likely token
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +43,20 @@ def generate(server: Server, prompt: Sequence[int], max_new_tokens: int = 64, **
 
 
 def generate_all(
-    server: Server, inputs: Sequence[Sequence[int]], concurrency: int, max_new_tokens: int = 64, **body: Any
+    server: Server,
+    inputs: Sequence[Sequence[int]],
+    concurrency: int,
+    max_new_tokens: int = 64,
+    each: Callable[[int], Params] = lambda i: {},
+    **body: Any,
 ) -> list[Answer]:
-    """Send every prompt once, ``concurrency`` at a time."""
+    """Send every prompt once, ``concurrency`` at a time; ``each`` gives more keys of a request, by its number."""
+
+    def ask(i: int) -> Answer:
+        return generate(server, inputs[i], max_new_tokens, **body, **each(i))
+
     with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda prompt: generate(server, prompt, max_new_tokens, **body), inputs))
+        return list(pool.map(ask, range(len(inputs))))
 
 
 def answers(

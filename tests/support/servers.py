@@ -46,6 +46,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def folder(self) -> Path:
+        """Where its log is, and what the plugin reads and writes."""
+        return self.log_path.parent
+
+    @property
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -61,10 +66,6 @@ class Server:
         return [root, *root.children(recursive=True)]
 
 
-def command(*arguments: str, launcher: tuple[str, ...] = LAUNCH_SERVER) -> list[str]:
-    return [sys.executable, *launcher, *arguments]
-
-
 @contextlib.contextmanager
 def running(
     folder: Path,
@@ -74,8 +75,8 @@ def running(
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
     port = free_port()
-    address = ("--host", "127.0.0.1", "--port", str(port))
-    with started(folder, port, command(*arguments, *address, launcher=launcher), **environment) as server:
+    command = [sys.executable, *launcher, *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    with started(folder, port, command, **environment) as server:
         yield server
 
 
@@ -85,8 +86,12 @@ def started(
 ) -> Iterator[Server]:
     """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
     log_path = folder / f"server-{port}.log"
+    variables = {**os.environ, **environment}
     with log_path.open("wb") as log:
-        process = preloaded.start(command[1:], log, {**os.environ, **environment})
+        if command[0] == sys.executable:
+            process = preloaded.start(command[1:], log, variables)
+        else:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
     server = Server(process, port, log_path)
     try:
         _wait_until_healthy(server, health)
@@ -197,14 +202,6 @@ def dflash_server(
         assert info["drafter"] == (None if drafter is None else str(_folder(pair, drafter)))
         assert info["block_size"] == block
         yield server
-
-
-@dataclass(frozen=True)
-class RecordedServer:
-    """A server, and the folder in which the plugin records its drafts, states and mixed batches."""
-
-    server: Server
-    folder: Path
 
 
 def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, list[int]]]:

@@ -20,7 +20,6 @@ from tests.support.prompts import corpus, message_ids
 from tests.support.servers import (
     WIDE_WIDTHS,
     WINDOWED,
-    RecordedServer,
     Server,
     dflash_server,
     recorded_blocks,
@@ -109,8 +108,8 @@ def assert_memory(case: Case, server: Server) -> None:
     assert info["memory_bytes"]["draft_kv"] == (slots + case.page) * per_token
 
 
-def test_a_window_drafts_as_the_reference(windowed_hybrid: RecordedServer) -> None:
-    check(Case(WINDOWED, "interleaved"), windowed_hybrid.server, windowed_hybrid.folder, 3)
+def test_a_window_drafts_as_the_reference(windowed_hybrid: Server) -> None:
+    check(Case(WINDOWED, "interleaved"), windowed_hybrid, windowed_hybrid.folder, 3)
 
 
 @pytest.mark.slow

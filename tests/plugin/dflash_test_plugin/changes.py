@@ -117,16 +117,6 @@ def skew_times() -> None:
     _hook("AFTER", _TIMES, slow)
 
 
-def skew_policy() -> None:
-    """Ranks after rank 0 count no accepted draft."""
-
-    def reject(policy: Any, width: int, lens: Any, *_: Any) -> None:
-        if _rank():
-            lens[:] = [1] * len(lens)
-
-    _hook("BEFORE", "sglang_dflash.width.adaptive.AdaptiveWidth.observe", reject)
-
-
 def times() -> None:
     """Steps of a width take the same time."""
 
