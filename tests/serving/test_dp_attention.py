@@ -181,19 +181,18 @@ def test_a_prefix_from_the_cache_changes_nothing(served: Served) -> None:
     for _ in range(2):
         answers = ask(served.server, texts, 4, lambda i: i % 2, **past_eos)
         texts = [text + answer.tokens for text, answer in zip(texts, answers, strict=True)]
-    cached = [third_turn(served.server, text, i % 2) for i, text in enumerate(texts)]
+
+    def third_turn() -> list[Answer]:
+        return generate_all(served.server, texts, 1, NEW, lambda i: {"routed_dp_rank": i % 2}, return_logprob=True)
+
+    cached = third_turn()
     flush(served.server)
-    for i, (text, found) in enumerate(zip(texts, cached, strict=True)):
-        fresh = third_turn(served.server, text, i % 2)
+    for found, fresh in zip(cached, third_turn(), strict=True):
         assert found.tokens == fresh.tokens
         values, others = ([value for value, *_ in a.meta["output_token_logprobs"]] for a in (found, fresh))
         assert values == pytest.approx(others, abs=1e-4)  # other chunks round otherwise
         assert found.meta["cached_tokens"] > (0 if "--speculative-draft-window-size" in served.case.flags else 180)
         assert fresh.meta["cached_tokens"] == 0
-
-
-def third_turn(server: Server, text: list[int], rank: int) -> Answer:
-    return generate(server, text, NEW, return_logprob=True, routed_dp_rank=rank)
 
 
 def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
