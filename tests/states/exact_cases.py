@@ -1,13 +1,12 @@
 """Exact verify and commit against plain decoding, token by token: bits, no tolerance.
 
-Not collected by itself: tests/states/test_exact.py runs it with SGLang's Triton kernel interpreted
-(``TRITON_INTERPRET=1``) and with the CPU platform's function; on a device it runs with ``OPS_DEVICE=cuda``.
+tests/states/test_exact.py imports what runs with the CPU platform's function, and runs all of it with SGLang's Triton
+kernel interpreted (``TRITON_INTERPRET=1``); on a device it runs with ``OPS_DEVICE=cuda``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay, stepped
 from sglang_dflash.worker.exact import as_rows
+from sglang_dflash_cpu.layers import gdn
 from tests.support.configs import serving_plan
 from tests.support.gdn_replay import Blocks, decode_with_triton, unexpected
 
@@ -28,11 +28,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from tests.rehearsal import interpreter
 
     interpreter.install()
-elif DEVICE == "cpu":
-    from sglang_dflash_cpu.layers import gdn
-
-    stepped.fused_recurrent_gated_delta_rule_packed_decode = gdn.decode
-decode_one: Callable[..., Any] = stepped.fused_recurrent_gated_delta_rule_packed_decode
 
 # H, HV, K, V of the tiny hybrid target; of Qwen3.5-27B and of Qwen3.6-35B-A3B, an eighth of their heads.
 TINY = {"H": 2, "HV": 4, "K": 32, "V": 32}
@@ -54,7 +49,9 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
             for t in range(blocks.width):
                 out = torch.empty(1, 1, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
                 inputs = (x[own, t].contiguous() for x in (mixed[..., : -2 * blocks.HV], a, b))
-                decode_one(*inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True)
+                stepped.fused_recurrent_gated_delta_rule_packed_decode(
+                    *inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True
+                )
                 outputs[layer, request, t], after[layer, request, t] = out[0, 0], pool[int(slot)]
     return outputs.flatten(1, 2), after
 
@@ -78,6 +75,8 @@ def kept_by_sglang(blocks: Blocks, layer: int, kept: Tensor) -> dict[str, Any]:
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
     decode_with_triton(monkeypatch)
+    if not KERNELS_RUN:
+        monkeypatch.setattr(stepped, "fused_recurrent_gated_delta_rule_packed_decode", gdn.decode)
 
 
 def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Blocks:
