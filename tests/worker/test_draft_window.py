@@ -107,7 +107,7 @@ def test_a_window_drafts_as_the_reference(windowed_hybrid: RecordedServer) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join((case.drafter, *case.flags[1:])))
 def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path) -> None:
     plugin = with_plugin(tmp_path, "drafts")
     with dflash_server(PAIR, tmp_path, *case.flags, drafter=case.drafter, **plugin) as server:

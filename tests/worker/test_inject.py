@@ -49,16 +49,10 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     slots, positions = torch.arange(9) + 100, torch.arange(9)
     written: list[tuple[list[float], list[int]]] = []
 
-    def set_kv_buffer(layer: Any, where: Any, k: Tensor, v: Tensor, *scales: Any) -> None:
-        written.append((k.flatten().tolist(), where.loc.tolist()))
+    def write(pool: Any, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        written.append((hidden[:, 0].tolist(), slots.tolist()))
 
-    layer = SimpleNamespace(k_scale=None, v_scale=None)
-    projection = SimpleNamespace(attentions=[SimpleNamespace(attn=layer)])
-    model: Any = SimpleNamespace(
-        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), _context_projection=projection
-    )
-    model.write_context = functools.partial(DFlashDraftModel.write_context, model)
-    runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
+    runner: Any = SimpleNamespace(token_to_kv_pool=None, model=SimpleNamespace(write_context=write))
     rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=9), prefill=lambda batch: (kept, positions, slots))
     hidden: Any = Hidden(30)
     Inject(runner, None, rings).prefill(None, hidden, None)
