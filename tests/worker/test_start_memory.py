@@ -40,7 +40,7 @@ def test_the_drafter_runs_without_graphs_below_one_gb(
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """On a device with half a GB free; sampling and a plain allocation ask it for logits, and the graphs hold theirs."""
+    """On a device with half a GB free; sampling and an allocation request logits; the graphs hold theirs."""
     free, zeros = GB // 2, torch.zeros
 
     def allocate(*shape: int, **options: Any) -> torch.Tensor:
