@@ -7,6 +7,7 @@ kernel interpreted (``TRITON_INTERPRET=1``); on a device it runs with ``OPS_DEVI
 from __future__ import annotations
 
 import os
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch import Tensor
 from sglang_dflash.plan import serving
 from sglang_dflash.states import replay, stepped
 from sglang_dflash.worker.exact import as_rows
-from sglang_dflash_cpu.layers import gdn
 from tests.support.configs import serving_plan
 from tests.support.gdn_replay import Blocks, decode_with_triton, unexpected
 
@@ -31,8 +31,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 # H, HV, K, V of the tiny hybrid target; of Qwen3.5-27B and of Qwen3.6-35B-A3B, an eighth of their heads.
 TINY = {"H": 2, "HV": 4, "K": 32, "V": 32}
-PUBLISHED = [{"H": 2, "HV": 6, "K": 128, "V": 128}, {"H": 2, "HV": 4, "K": 128, "V": 128}]
-STATES = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+OF_27B, OF_35B = {"H": 2, "HV": 6, "K": 128, "V": 128}, {"H": 2, "HV": 4, "K": 128, "V": 128}
+BY_LAYER, AT_ONCE = 1, stepped.SCRATCH_BYTES
 
 
 def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -76,6 +76,8 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
     decode_with_triton(monkeypatch)
     if not KERNELS_RUN:
+        from sglang_dflash_cpu.layers import gdn
+
         monkeypatch.setattr(stepped, "fused_recurrent_gated_delta_rule_packed_decode", gdn.decode)
 
 
@@ -83,9 +85,14 @@ def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Bl
     return Blocks(bs, width, dtype=torch.bfloat16, state_dtype=state_dtype, device=DEVICE, **sizes)
 
 
-@STATES
-@pytest.mark.parametrize("sizes", [TINY, *PUBLISHED], ids=["tiny", "27B", "35B-A3B"])
-@pytest.mark.parametrize("scratch", [1, stepped.SCRATCH_BYTES], ids=["by layer", "at once"])
+@pytest.mark.parametrize(
+    ("sizes", "scratch", "state_dtype"),
+    [
+        *product([TINY], [BY_LAYER, AT_ONCE], [torch.float32, torch.bfloat16]),
+        pytest.param(OF_27B, AT_ONCE, torch.float32, id="27B"),
+        pytest.param(OF_35B, BY_LAYER, torch.bfloat16, id="35B-A3B"),
+    ],
+)
 def test_replayed(
     sizes: dict[str, int], scratch: int, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +127,7 @@ def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], cou
     )  # fmt: skip
 
 
-@STATES
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_kept(state_dtype: torch.dtype) -> None:
     """Outputs, and the state after every token, through the hook that a server has."""
     blocks = blocks_of(2, 5, state_dtype, **TINY)
