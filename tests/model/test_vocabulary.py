@@ -59,16 +59,6 @@ def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_t
     assert torch.equal(model.table.weight, before)
 
 
-def test_a_logit_scale_changes_margins_and_no_tokens(one_rank: Tensor) -> None:
-    hidden = one_rank
-    (plain, margins), (tokens, scaled) = [
-        TargetVocabulary.of(target(), drafter(output_scale=scale), None).argmax_token(hidden, margins=True)
-        for scale in (1.0, 0.25)
-    ]
-    assert margins is not None and scaled is not None
-    assert torch.equal(tokens, plain) and torch.equal(scaled, margins * 0.25)
-
-
 @pytest.mark.parametrize("cap", [1.0, 20.0, 30.0, 50.0])
 def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank: Tensor) -> None:
     """In bfloat16, where many logits tie. Far beyond the cap, float32's tanh makes other logits equal too."""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,15 +98,14 @@ def compilers() -> str:
     return f"Triton {triton.__version__}, its ptxas {hopper} up to sm_90 and {blackwell} from sm_100 on"
 
 
-def chosen_compiler(parser: ArgumentParser, archs: tuple[int, ...]) -> Namespace:
-    """Parse a program's arguments, --arch (``archs`` by default) and --triton. Continue with that Triton."""
+def continue_with_chosen_triton(parser: ArgumentParser) -> None:
+    """Parse a program's arguments, and start it again with another release of Triton if --triton names one."""
     installed = triton.__version__
-    parser.add_argument("--arch", type=int, nargs="+", choices=SHARED_MEMORY, default=archs, help="90 for sm_90")
     parser.add_argument("--triton", metavar="X.Y.Z", default=installed, help="default: %(default)s, the installed one")
     asked = parser.parse_args()
     folder = Path(__file__).parents[2] / ".cache/triton" / asked.triton
     if asked.triton == installed:
-        return asked
+        return
     assert str(folder) not in sys.path, f"the release {asked.triton} of Triton calls itself {installed}"
     if not folder.exists():
         pip = (sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--target", str(folder))
@@ -161,3 +160,15 @@ def _usage(compiled: Any) -> Usage:
     [line] = [line for line in listing.splitlines() if "REG:" in line]
     used = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
     return Usage(used["REG"], used["STACK"] + used["LOCAL"], max(used["SHARED"], compiled.metadata.shared))
+
+
+def interpreted(*files: str) -> None:
+    """Run files of ``tests`` under Triton's interpreter: in a separate process, as Triton decides at import."""
+    paths = (str(Path(__file__).parents[1] / file) for file in files)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OPS_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and " passed" in run.stdout and "skipped" not in run.stdout, run.stdout + run.stderr

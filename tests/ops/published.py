@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify
 from sglang_dflash.worker.copies import MAX_MATCH, MIN_MATCH
-from tests.ops.launches import SHARED_MEMORY, Usage, chosen_compiler, compiled_for, compilers, tensor
+from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
 from tests.support.cards import FOLDER, NAMES
 
 TP_SIZES = (1, 2, 4, 8)
@@ -32,63 +33,36 @@ STEPS = {"16": (16, 16), "16 of 32": (16, 32), "32": (32, 32)}
 
 @dataclass(frozen=True)
 class RankShapes:
-    """One rank's share of a pair.
+    """One rank's share of a pair: the whole drafter and the published configuration of the whole target; heads of the
+    drafter, and of the target's gated delta net, on this rank."""
 
-    Attributes:
-        drafter: the whole drafter.
-        draft_heads, draft_kv_heads: of the drafter on this rank.
-        target: the whole target's configuration, its published keys as attributes.
-        heads, kv_heads: of the target's full attention on this rank.
-        key_heads, value_heads: of its gated delta net on this rank.
-        vocab: logits of a position; every rank sees all of them, without a gap (both vocabularies fill the rows that
-            SGLang pads to).
-    """
-
-    pair: str
-    tp: int
+    name: str
     drafter: DrafterConfig
+    target: Any
     draft_heads: int
     draft_kv_heads: int
-    target: Any
-    heads: int
-    kv_heads: int
     key_heads: int
     value_heads: int
-    vocab: int
 
-    def __str__(self) -> str:
-        return f"{self.pair} TP {self.tp}"
+    @property
+    def vocab(self) -> int:
+        """Logits of a position; every rank sees all of them, without a gap (both vocabularies fill the rows that SGLang
+        pads to)."""
+        return int(self.target["vocab_size"])
 
 
 def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
     """Every published pair at every size."""
-    return [_of_rank(pair, tp) for pair in NAMES for tp in tp_sizes]
-
-
-def _of_rank(pair: str, tp: int) -> RankShapes:
-    drafter = DrafterConfig.load(FOLDER / pair / "drafter")
-    target = text_config(load_config(FOLDER / pair / "target"))
-
-    def divided(heads: int) -> int:
-        assert heads % tp == 0, f"{pair}: {heads} heads cannot be divided by TP {tp}"
-        return heads // tp
-
-    def divided_or_replicated(kv_heads: int) -> int:
-        return divided(kv_heads) if kv_heads > tp else 1
-
-    return RankShapes(
-        pair=pair,
-        tp=tp,
-        drafter=drafter,
-        draft_heads=divided(drafter.num_heads),
-        draft_kv_heads=divided_or_replicated(drafter.num_kv_heads),
-        target=target,
-        heads=divided(target["num_attention_heads"]),
-        kv_heads=divided_or_replicated(target["num_key_value_heads"]),
-        key_heads=divided(target["linear_num_key_heads"]),
-        value_heads=divided(target["linear_num_value_heads"]),
-        vocab=target["vocab_size"],
-    )
+    found = []
+    for pair, tp in product(NAMES, tp_sizes):
+        drafter = DrafterConfig.load(FOLDER / pair / "drafter")
+        target = text_config(load_config(FOLDER / pair / "target"))
+        divided = drafter.num_heads, target["linear_num_key_heads"], target["linear_num_value_heads"]
+        assert not any(heads % tp for heads in divided), pair
+        heads, key_heads, value_heads = (heads // tp for heads in divided)
+        kv_heads = max(1, drafter.num_kv_heads // tp)
+        found.append(RankShapes(f"{pair} TP {tp}", drafter, target, heads, kv_heads, key_heads, value_heads))
+    return found
 
 
 def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0) -> None:
@@ -244,5 +218,5 @@ def _cell(usage: Usage) -> str:
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__)
-    print(*table(chosen_compiler(parser, tuple(SHARED_MEMORY)).arch, rank_shapes()), "", compilers(), sep="\n")
+    continue_with_chosen_triton(ArgumentParser(description=__doc__))
+    print(*table(SHARED_MEMORY, rank_shapes()), "", compilers(), sep="\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ class OutOfBounds(RuntimeError):
     """A kernel would have touched memory of none of its tensors."""
 
 
+@functools.cache  # several files of tests share a process
 def install() -> None:
     """Patch Triton in this process. TRITON_INTERPRET=1 must have been set before it was first imported."""
     assert triton.knobs.runtime.interpret, "TRITON_INTERPRET=1 must be set before triton is imported"

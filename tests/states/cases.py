@@ -1,6 +1,6 @@
 """The Triton kernels of the gated delta net's replay against their torch definitions, also as a server checks them.
 
-Not collected by itself: tests/states/test_gdn_replay.py runs it under Triton's interpreter (``TRITON_INTERPRET=1``);
+Not collected by itself: tests/ops/test_triton.py runs it under Triton's interpreter (``TRITON_INTERPRET=1``);
 on a device it runs with ``OPS_DEVICE=cuda``.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +22,13 @@ from sglang_dflash.states import reference, replay
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
 from sglang_dflash.worker.start import checks
-from tests.support.gdn_replay import RING, Blocks, alike, decode_with_triton, server_pool
+from tests.support.gdn_replay import RING, Blocks, alike, decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
-    from triton.runtime.interpreter import InterpreterBuilder
+    from tests.rehearsal import interpreter
 
-    from tests.rehearsal.interpreter import _compute_bfloat16
-
-    _compute_bfloat16(InterpreterBuilder)
+    interpreter.install()
 
 # Of a result's largest value. The definition keeps an fp32 state whole, the kernel in two 16-bit parts.
 OF_VALUES = {torch.float32: 3e-6, torch.bfloat16: 3e-5, torch.float16: 3e-5}
@@ -70,30 +69,27 @@ def whole(records: Records, name: str) -> Tensor:
     return getattr(records, name).float() + (0 if low is None else low.float())
 
 
-SHAPES = [
-    # bs, width, H, HV, K, V: few values, several tiles of a state, no powers of two, a wide block
+# dtypes of activations and states
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float32),
+]
+# bs, width, H, HV, K, V: few values, several tiles of a state, no powers of two, a wide block
+FEW, *SHAPES = (
     (2, 16, 1, 3, 16, 16),
     (1, 7, 2, 2, 128, 128),
     (2, 1, 1, 2, 24, 72),
     (1, 5, 1, 1, 96, 8),
     (1, 29, 1, 2, 24, 24),
-]
-
-
-@pytest.mark.parametrize("bs, width, H, HV, K, V", SHAPES)
-@pytest.mark.parametrize(
-    "dtype, state_dtype",
-    [
-        (torch.float32, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float32),
-    ],
 )
-def test_a_block_and_its_commit(
-    bs: int, width: int, H: int, HV: int, K: int, V: int, dtype: torch.dtype, state_dtype: torch.dtype
-) -> None:
+
+
+@pytest.mark.parametrize(("shape", "dtypes"), [*product([FEW], DTYPES), *product(SHAPES, DTYPES[1:3])])
+def test_a_block_and_its_commit(shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    (bs, width, H, HV, K, V), (dtype, state_dtype) = shape, dtypes
     blocks = Blocks(
         bs, width, H=H, HV=HV, K=K, V=V, dtype=dtype, state_dtype=state_dtype, padded=bs > 1, device=DEVICE,
         round_beta=dtype == state_dtype,
@@ -132,22 +128,21 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runner(dtype: torch.dtype, state_dtype: torch.dtype, size: int) -> Any:
-    pool = server_pool(dtype, state_dtype, H=1, HV=2, K=size, V=size, device=DEVICE)
+    blocks = Blocks(1, RING, H=1, HV=2, K=size, V=size, dtype=dtype, state_dtype=state_dtype, device=DEVICE)
+    pool = SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: blocks.cache())
     return SimpleNamespace(dtype=dtype, req_to_token_pool=pool)
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "state_dtype"), DTYPES[2:])
 def test_the_check_at_the_start_passes_and_the_pool_does_not_change(
     dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
     server = runner(dtype, state_dtype, 128)
-    states = server.req_to_token_pool.get_speculative_mamba2_params_all_layers()
-    tensors = [value for value in vars(states).values() if value is not None]
-    before = [tensor.clone() for tensor in tensors]
+    states = vars(server.req_to_token_pool.get_speculative_mamba2_params_all_layers())
+    before = {name: part.clone() for name, part in states.items()}
     checks.check_replay(server, RING)
-    assert all(map(torch.equal, tensors, before))
+    torch.testing.assert_close(states, before, rtol=0, atol=0, equal_nan=True)
 
 
 def forgets_the_decay(*inputs: Any, **options: Any) -> Any:
@@ -173,6 +168,10 @@ def fails(*inputs: Any, **options: Any) -> Any:
     raise RuntimeError("Triton Error [CUDA]: invalid argument")
 
 
+def lacks_memory(*inputs: Any, **options: Any) -> Any:
+    raise torch.OutOfMemoryError
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("wrong", "found"),
@@ -182,33 +181,15 @@ def fails(*inputs: Any, **options: Any) -> Any:
         (commits_one_token_less, "without a snapshot"),
         (commits_one_layer, "states of gdn_commit"),
         (fails, "do not run on this device: Triton Error"),
+        (lacks_memory, None),  # no fault of the kernels
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_wrong_kernel_stops_the_start(wrong: Callable[..., Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "gdn_commit" if "commit" in found or "snapshot" in found else "gdn_verify", wrong)
-    with pytest.raises(DFlashError) as caught:
+def test_a_wrong_kernel_stops_the_start(
+    wrong: Callable[..., Any], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "gdn_commit" if wrong.__name__.startswith("commits") else "gdn_verify", wrong)
+    with pytest.raises(DFlashError if found else torch.OutOfMemoryError) as caught:
         checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
-    assert found in caught.value.value and f"{REPLAY_SWITCH}=0" in caught.value.remedy
-
-
-@pytest.mark.usefixtures("kernels")
-def test_an_out_of_memory_error_does_not_blame_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks_memory(*inputs: Any, **options: Any) -> Any:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(replay, "gdn_verify", lacks_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
-
-
-def test_outputs_go_where_they_are_asked_to() -> None:
-    blocks = Blocks(1, 4, padded=True, device=DEVICE)
-    expected = blocks.verify(gdn_verify, blocks.copy_of_records())
-    out = torch.full(expected.shape[1:], torch.nan, device=DEVICE)
-
-    def into(*inputs: Tensor, **options: float) -> Tensor:
-        assert gdn_verify(*inputs, **options, out=out) is out
-        return out.clone()
-
-    assert torch.equal(blocks.verify(into, blocks.records), expected)
+    if found:
+        assert found in caught.value.value and f"{REPLAY_SWITCH}=0" in caught.value.remedy

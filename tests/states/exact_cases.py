@@ -1,13 +1,13 @@
 """Exact verify and commit against plain decoding, token by token: bits, no tolerance.
 
-Not collected by itself: tests/states/test_exact.py runs it with SGLang's Triton kernel interpreted
-(``TRITON_INTERPRET=1``) and with the CPU platform's function; on a device it runs with ``OPS_DEVICE=cuda``.
+tests/states/test_exact.py imports what runs with the CPU platform's function, and runs all of it with SGLang's Triton
+kernel interpreted (``TRITON_INTERPRET=1``); on a device it runs with ``OPS_DEVICE=cuda``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,16 +28,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from tests.rehearsal import interpreter
 
     interpreter.install()
-elif DEVICE == "cpu":
-    from sglang_dflash_cpu.layers import gdn
-
-    stepped.fused_recurrent_gated_delta_rule_packed_decode = gdn.decode
-decode_one: Callable[..., Any] = stepped.fused_recurrent_gated_delta_rule_packed_decode
 
 # H, HV, K, V of the tiny hybrid target; of Qwen3.5-27B and of Qwen3.6-35B-A3B, an eighth of their heads.
 TINY = {"H": 2, "HV": 4, "K": 32, "V": 32}
-PUBLISHED = [{"H": 2, "HV": 6, "K": 128, "V": 128}, {"H": 2, "HV": 4, "K": 128, "V": 128}]
-STATES = pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+OF_27B, OF_35B = {"H": 2, "HV": 6, "K": 128, "V": 128}, {"H": 2, "HV": 4, "K": 128, "V": 128}
+BY_LAYER, AT_ONCE = 1, stepped.SCRATCH_BYTES
 
 
 def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -54,7 +49,9 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
             for t in range(blocks.width):
                 out = torch.empty(1, 1, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
                 inputs = (x[own, t].contiguous() for x in (mixed[..., : -2 * blocks.HV], a, b))
-                decode_one(*inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True)
+                stepped.fused_recurrent_gated_delta_rule_packed_decode(
+                    *inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True
+                )
                 outputs[layer, request, t], after[layer, request, t] = out[0, 0], pool[int(slot)]
     return outputs.flatten(1, 2), after
 
@@ -78,15 +75,24 @@ def kept_by_sglang(blocks: Blocks, layer: int, kept: Tensor) -> dict[str, Any]:
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
     decode_with_triton(monkeypatch)
+    if not KERNELS_RUN:
+        from sglang_dflash_cpu.layers import gdn
+
+        monkeypatch.setattr(stepped, "fused_recurrent_gated_delta_rule_packed_decode", gdn.decode)
 
 
 def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Blocks:
     return Blocks(bs, width, dtype=torch.bfloat16, state_dtype=state_dtype, device=DEVICE, **sizes)
 
 
-@STATES
-@pytest.mark.parametrize("sizes", [TINY, *PUBLISHED], ids=["tiny", "27B", "35B-A3B"])
-@pytest.mark.parametrize("scratch", [1, stepped.SCRATCH_BYTES], ids=["by layer", "at once"])
+@pytest.mark.parametrize(
+    ("sizes", "scratch", "state_dtype"),
+    [
+        *product([TINY], [BY_LAYER, AT_ONCE], [torch.float32, torch.bfloat16]),
+        pytest.param(OF_27B, AT_ONCE, torch.float32, id="27B"),
+        pytest.param(OF_35B, BY_LAYER, torch.bfloat16, id="35B-A3B"),
+    ],
+)
 def test_replayed(
     sizes: dict[str, int], scratch: int, state_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +127,7 @@ def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], cou
     )  # fmt: skip
 
 
-@STATES
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_kept(state_dtype: torch.dtype) -> None:
     """Outputs, and the state after every token, through the hook that a server has."""
     blocks = blocks_of(2, 5, state_dtype, **TINY)

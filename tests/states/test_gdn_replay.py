@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dflash.states.reference import gdn_commit, gdn_verify
-from tests.support.gated_delta import delta_rule
-from tests.support.gdn_replay import RING, Blocks, alike, of_records
+from tests.support.gdn_replay import RING, Blocks, alike
 
 # Of a result's largest value. Records in 16 bits have a low part, so only what is stored in 16 bits is coarse.
 FP32, HALVES, BF16 = 5e-6, 5e-5, 2**-7
@@ -22,10 +20,15 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def check(blocks: Blocks, counts: Tensor, track_counts: Tensor) -> None:
-    """Outputs of a verify, then the states after a commit."""
+    """Outputs of a verify, which leaves the states and other records, then the states after a commit."""
     pool = blocks.states.clone()
     expected = [[blocks.expected(layer, i) for i in range(blocks.bs)] for layer in range(blocks.layers)]
     outputs = blocks.verify(gdn_verify, blocks.records)
+    assert torch.equal(blocks.states, pool)
+    for part in blocks.records.parts:
+        own = torch.zeros_like(part, dtype=torch.bool)
+        own[:, blocks.rows[blocks.slots >= 0], :, : blocks.width] = True
+        assert torch.equal(part[:, 1:].isnan(), ~own[:, 1:])  # padding writes to row 0
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, counts, blocks.track_slots, track_counts)
     half = blocks.dtype != torch.float32
     of_states = BF16 if blocks.state_dtype != torch.float32 else HALVES if half else FP32
@@ -70,57 +73,8 @@ def test_a_block_and_its_commit_equal_the_recurrence(
     check(blocks, data.draw(counts), data.draw(counts))
 
 
-def test_a_verify_leaves_the_states_and_records_its_own_tokens_only() -> None:
-    blocks = Blocks(2, 5, padded=True)
-    of_records(blocks.records, lambda x: x.fill_(7.0))
-    before, states = blocks.copy_of_records(), blocks.states.clone()
-    blocks.verify(gdn_verify, blocks.records)
-    assert torch.equal(blocks.states, states)
-    rows = blocks.rows[::2]
-    for name in ("updates", "keys", "decays"):
-        expected, actual = getattr(before, name), getattr(blocks.records, name)
-        assert (actual[:, rows, :, :5] != 7).all()
-        expected[:, rows, :, :5] = actual[:, rows, :, :5]
-        assert torch.equal(actual[:, 1:], expected[:, 1:])
-
-
 def test_a_strong_decay_and_equal_keys_cost_no_precision() -> None:
     decaying = Blocks(2, RING)
     decaying.make_first_decay_strong()
     for blocks in (decaying, alike(2)):
         check(blocks, torch.tensor([RING, 9]), torch.tensor([1, 2]))
-
-
-@pytest.mark.parametrize(
-    "dtype, state_dtype, tolerance",
-    [
-        (torch.float32, torch.float32, 5e-6),
-        (torch.bfloat16, torch.float32, 5e-5),
-        (torch.bfloat16, torch.bfloat16, 5e-2),
-    ],
-)
-def test_a_state_stays_near_the_recurrence_over_4000_tokens(
-    dtype: torch.dtype, state_dtype: torch.dtype, tolerance: float
-) -> None:
-    """Blocks of any width, any part of them accepted; a state that forgets a value after hundreds of tokens."""
-    torch.manual_seed(1)
-    done, kept, blocks = 0, [], Blocks(1, 1)
-    state = None
-    while done < 4000:
-        width = int(torch.randint(1, RING + 1, ()))
-        count = int(torch.randint(1, width + 1, ()))
-        block = Blocks(1, width, layers=1, dtype=dtype, state_dtype=state_dtype, seed=done)
-        block.A_log, block.dt_bias = blocks.A_log - 4, blocks.dt_bias
-        if state is not None:
-            block.states[0, block.slots[0]] = state
-        own = slice(0, count)
-        kept.append([x[0, own] for x in (block.q, block.k, block.v)] + list(block.gates(0, own)))
-        if not done:
-            first = block.states[0, block.slots[0]].clone()
-        block.verify(gdn_verify, block.records)
-        gdn_commit(block.states, block.records, block.rows, block.slots, torch.tensor([count]))
-        state = block.states[0, block.slots[0]].clone()
-        done += count
-    _, states = delta_rule(*(torch.cat(part) for part in zip(*kept, strict=True)), first)
-    assert state is not None
-    assert_near(state, states[-1], tolerance)

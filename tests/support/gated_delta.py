@@ -1,4 +1,4 @@
-"""The gated delta rule and the causal convolution, token by token: what the CPU platform is held to."""
+"""The gated delta rule, token by token: what the CPU platform and the replay are held to."""
 
 from __future__ import annotations
 
@@ -30,15 +30,3 @@ def delta_rule(
         outputs.append((after * q[t][:, None]).sum(-1))
         states.append(after)
     return torch.stack(outputs), torch.stack(states)
-
-
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, history: Tensor) -> tuple[Tensor, Tensor]:
-    """One sequence, x ``[dim, T]``, history ``[dim, W]``: outputs ``[dim, T]`` and windows ``[T, dim, W]``."""
-    x, weight, row = x.double(), weight.double(), history.double()
-    outputs, windows = [], []
-    for t in range(x.shape[1]):
-        row = torch.cat([row, x[:, t : t + 1]], 1)
-        y = (row[:, -weight.shape[1] :] * weight).sum(1)
-        outputs.append(y if bias is None else y + bias.double())
-        windows.append(row[:, 1 - weight.shape[1] :])
-    return torch.stack(outputs, 1), torch.stack(windows)

@@ -17,6 +17,7 @@ from sglang_dflash.states.reference import Records
 from tests.support.gated_delta import delta_rule
 
 RING, SLOTS, ROWS = 16, 12, 8
+NAMES = ("d", "k", "g", "rawv", "rawk")  # SGLang's, of the records' parts
 
 
 @dataclass
@@ -95,6 +96,12 @@ class Blocks:
         self.a.fill_(-11.5)
         self.a[:, :: self.width] = 100
 
+    def cache(self) -> SimpleNamespace:
+        """States and records as SGLang's pool names them; states of one layer and slot are apart, as there."""
+        return SimpleNamespace(
+            temporal=self.states, **{f"replayssm_{name}": part for name, part in zip(NAMES, self.records, strict=True)}
+        )
+
     def copy_of_records(self) -> Records:
         return of_records(self.records, Tensor.clone)
 
@@ -158,33 +165,6 @@ def alike(bs: int, **options: Any) -> Blocks:
     return blocks
 
 
-def server_pool(
-    dtype: torch.dtype,
-    state_dtype: torch.dtype,
-    *,
-    H: int = 2,
-    HV: int = 4,
-    K: int = 8,
-    V: int = 6,
-    device: str = "cpu",
-) -> Any:
-    """What the replay reads of SGLang's pool, with SGLang's names: 3 layers, 4 slots, 2 rows."""
-
-    def ring(heads: int, *widths: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.randn(3, 2, heads, RING, *widths).to(device, dtype)
-
-    low = dtype != torch.float32
-    states = SimpleNamespace(
-        temporal=torch.randn(3, 4, HV, V, K).to(device, state_dtype),
-        replayssm_d=ring(HV, V),
-        replayssm_k=ring(H, K),
-        replayssm_g=ring(HV, dtype=torch.float32),
-        replayssm_rawv=ring(HV, V) if low else None,
-        replayssm_rawk=ring(H, K) if low else None,
-    )
-    return SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: states)
-
-
 def cache_params(
     layers: int, H: int, HV: int, K: int, V: int, window: int, tp: int = 1, conv: torch.dtype = torch.float32
 ) -> Any:
@@ -199,7 +179,7 @@ def cache_params(
 
 def rings(records: Records) -> dict[str, Tensor | None]:
     """The records of a layer, by SGLang's names of its arguments."""
-    return {f"{name}_cache": part for name, part in zip(("d", "k", "g", "rawv", "rawk"), records, strict=True)}
+    return {f"{name}_cache": part for name, part in zip(NAMES, records, strict=True)}
 
 
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:

@@ -68,26 +68,22 @@ def _by_position(lines: list[dict[str, Any]], answer: Any, prompt: Sequence[int]
     return tuple("".join(DIGITS[kept[start]] for start in sorted(kept)) for kept in (lens, matches))
 
 
-def record_traffic() -> None:
-    for drafter in dict.fromkeys(drafter for drafter, _, _ in TRAFFICS.values()):
-        config = json.loads((drafter_path(PAIR, drafter) / "config.json").read_text())
-        refused = {"SGLANG_DFLASH_TEST_REFUSED": str(config["dflash_config"]["mask_token_id"])}
-        with TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "width").write_text("16")
-            plugin = {**with_plugin(folder, "acceptance"), **refused}
-            with dflash_server(PAIR, folder, *RANDOM_WIDTHS, drafter=drafter, **plugin) as server:
-                for traffic, (of, tasks, number) in TRAFFICS.items():
-                    if of != drafter:
-                        continue
-                    asked = [messages for task in tasks for messages in load(task, number)]
-                    inputs = message_ids(PAIR, asked) if tasks else random_prompts(PAIR, number)
-                    found = record(server, folder, inputs, (2, 4, 8, 16), ignore_eos=not tasks)
-                    (FOLDER / f"{traffic}.json").write_text(json.dumps(found, indent=0) + "\n")
-                    print(traffic, drafter, sum(len(each["match"]) for each in found), "positions", flush=True)
+def record_traffic(traffic: str) -> None:
+    drafter, tasks, number = TRAFFICS[traffic]
+    asked = [messages for task in tasks for messages in load(task, number)]
+    inputs = message_ids(PAIR, asked) if tasks else random_prompts(PAIR, number)
+    mask = json.loads((drafter_path(PAIR, drafter) / "config.json").read_text())["dflash_config"]["mask_token_id"]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "width").write_text("16")
+        plugin = {**with_plugin(folder, "acceptance"), "SGLANG_DFLASH_TEST_REFUSED": str(mask)}
+        with dflash_server(PAIR, folder, *RANDOM_WIDTHS, drafter=drafter, **plugin) as server:
+            found = record(server, folder, inputs, (2, 4, 8, 16), ignore_eos=not tasks)
+    (FOLDER / f"{traffic}.json").write_text(json.dumps(found, indent=0) + "\n")
+    print(traffic, drafter, sum(len(each["match"]) for each in found), "positions", flush=True)
 
 
 if __name__ == "__main__":
     ArgumentParser(prog="python -m tests.width.record", description=__doc__).parse_args()
-    FOLDER.mkdir(exist_ok=True)
-    record_traffic()
+    for traffic in TRAFFICS:
+        record_traffic(traffic)

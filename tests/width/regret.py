@@ -14,6 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -101,16 +102,14 @@ class Phase:
         return cls(sum(p.taken for p in phases), {w: sum(p.fixed[w] for p in phases) for w in phases[0].fixed})
 
 
-def replay(
-    policy: WidthPolicy, machine: Machine, phases: Sequence[tuple[str, int]], seed: int = 0, steps: int = PHASE
-) -> list[Phase]:
+def replay(policy: WidthPolicy, machine: Machine, phases: Sequence[tuple[str, int]], seed: int) -> list[Phase]:
     """Let a policy choose the widths of ``phases``: each a traffic and a batch size. It observes a step late."""
     random, late, results = Random(seed), None, []
     for traffic, size in phases:
         slots = [Slot(recording(traffic), random) for _ in range(size)]
         result = Phase(0.0, dict.fromkeys(policy.widths, 0.0))
         results.append(result)
-        for _ in range(steps):
+        for _ in range(PHASE):
             buckets = [slot.bucket for slot in slots]
             width = policy.width(size, 0, [buckets.count(k) for k in range(BUCKETS)])
             if late is not None:
@@ -124,9 +123,9 @@ def replay(
     return results
 
 
-def phases_of(traffic: str, size: int, number: int) -> list[tuple[str, int]]:
-    """``number`` phases of a traffic; ``mixed`` changes it every three phases."""
-    return [(CHANGING[k // 3 % len(CHANGING)] if traffic == "mixed" else traffic, size) for k in range(number)]
+def phases_of(traffic: str, size: int) -> list[tuple[str, int]]:
+    """8 phases of a traffic; 18 of ``mixed``, which changes it every three."""
+    return [(each, size) for each in CHANGING for _ in range(3)] if traffic == "mixed" else [(traffic, size)] * 8
 
 
 def regret(machine: Machine, phases: Sequence[tuple[str, int]], seeds: int = SEEDS) -> list[Phase]:
@@ -142,22 +141,13 @@ def over_best(phases: Sequence[Phase]) -> float:
 
 def main() -> None:
     ArgumentParser(prog="python -m tests.width.regret", description=__doc__).parse_args()
-    machines = {f"{ratio:g}": Machine(ratio) for ratio in RATIOS}
-    print("| traffic | users |", " | ".join(machines), "| worst phase, from the second |")
-    print("|---|---|" + "---|" * (len(machines) + 1))
-    for traffic in (*STEADY, "mixed"):
-        for size in (1, 8):
-            found = [
-                regret(machine, phases_of(traffic, size, 18 if traffic == "mixed" else 8))
-                for machine in machines.values()
-            ]
-            worst = min(phase.over() for phases in found for phase in phases[1:])
-            print(
-                f"| {traffic} | {size} |",
-                " | ".join(f"{over_best(each):.3f}" for each in found),
-                f"| {worst:.3f} |",
-                flush=True,
-            )
+    print("| traffic | users |", " | ".join(f"{ratio:g}" for ratio in RATIOS), "| worst phase, from the second |")
+    print("|---|---|" + "---|" * (len(RATIOS) + 1))
+    for traffic, size in product((*STEADY, "mixed"), (1, 8)):
+        found = [regret(Machine(ratio), phases_of(traffic, size)) for ratio in RATIOS]
+        worst = min(phase.over() for phases in found for phase in phases[1:])
+        cells = " | ".join(f"{over_best(each):.3f}" for each in found)
+        print(f"| {traffic} | {size} | {cells} | {worst:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

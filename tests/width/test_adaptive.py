@@ -11,8 +11,6 @@ from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import PATIENCE
 from tests.width.traffic import Machine, best_width, drive, rate
 
-WARM_UP = 150
-
 
 def policy(machine: Machine) -> AdaptiveWidth:
     return AdaptiveWidth(CostTable(machine.points()))

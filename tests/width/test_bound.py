@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from statistics import mean
 
 from hypothesis import given
@@ -11,22 +12,25 @@ from hypothesis import strategies as st
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import EVERY, PROMPTED, SCHEDULED
 from sglang_dflash.width.survival import CERTAIN, TILT
-from tests.width.traffic import WIDTHS, Machine, Recorded, best_width, drive, rate
+from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate
 
 CHANGE, END = 200, 800
 LATE = 3  # steps until a result is known and a small gain has lasted
 HAZARDS = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.97])
-# Each width takes between 1 % and twice as long as the next narrower one.
-MACHINES = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(
-    lambda dearer: Recorded({(1, w): 10.0 * factor for w, factor in zip(WIDTHS, products(dearer), strict=True)})
-)
 
 
-def products(dearer: list[float]) -> list[float]:
-    found = [1.0]
-    for each in dearer:
-        found.append(found[-1] * (1 + each))
-    return found
+class Steps(Machine):
+    """Each width takes ``1 + dearer`` times as long as the next narrower one, in a batch of any size."""
+
+    def __init__(self, dearer: list[float]) -> None:
+        super().__init__(0.0)
+        self._taken = dict(zip(WIDTHS, accumulate(dearer, lambda ms, more: ms * (1 + more), initial=10.0), strict=True))
+
+    def milliseconds(self, batch_size: int, width: int) -> float:
+        return self._taken[width]
+
+
+MACHINES = st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4).map(Steps)
 
 
 def bound(machine: Machine, size: int, width: int) -> float:

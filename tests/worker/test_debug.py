@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,17 +53,6 @@ def test_other_values_and_devices_are_refused(value: str, device: str, monkeypat
     monkeypatch.setenv(SWITCH, value)
     with pytest.raises(DFlashError, match=f"{SWITCH}='{value}' on a device of type {device}"):
         sync_guard(device)
-
-
-def test_excused_functions_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    upstream = SimpleNamespace(wait=VALUES.tolist)
-    for _ in range(2):
-        host_waits.excuse(upstream, "wait", host_waits.debug_mode)
-    monkeypatch.setenv(SWITCH, "2")
-    with torch.inference_mode(), sync_guard("cpu")():
-        assert upstream.wait() == [0, 1, 2, 3]
-        with pytest.raises(HostSync):
-            VALUES.tolist()
 
 
 @pytest.mark.parametrize("switch, mode", [("1", "warn"), ("2", "error")])

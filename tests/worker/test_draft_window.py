@@ -1,4 +1,7 @@
-"""A draft window in a real server: the reference's drafts step by step, plain decoding's tokens, and its memory."""
+"""A draft window in a real server: the reference's drafts step by step, and plain decoding's tokens.
+
+Its memory: ``tests/plan/test_servers.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.serving import DraftWindow, context_window
+from sglang_dflash.plan.serving import context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun
@@ -32,20 +35,24 @@ pytestmark = pytest.mark.engine
 PAIR, BLOCK, NEW_TOKENS = "tiny-hybrid", 16, 64
 
 
+PAGED, CHUNKED, SYNC = ("--page-size", "16"), ("--chunked-prefill-size", "64"), ("--disable-overlap-schedule",)
+
+
 @dataclass(frozen=True)
 class Case:
-    """A drafter, and server flags that begin with the draft window."""
+    """A draft window, a drafter, and further flags of the server."""
 
-    arguments: tuple[str, ...]
+    window: int
     drafter: str = "good"
+    others: tuple[str, ...] = ()
 
     @property
-    def window(self) -> int:
-        return int(self.arguments[1])
+    def flags(self) -> tuple[str, ...]:
+        return ("--speculative-draft-window-size", str(self.window), *self.others)
 
     @property
     def page(self) -> int:
-        return int(self.arguments[self.arguments.index("--page-size") + 1]) if "--page-size" in self.arguments else 1
+        return 16 if PAGED[0] in self.others else 1
 
     @property
     def reads(self) -> int:
@@ -53,23 +60,17 @@ class Case:
         assert window is not None
         return window
 
-    def __str__(self) -> str:
-        return " ".join((self.drafter, *self.arguments[1:]))
 
-
-def case(window: int, *arguments: str, drafter: str = "good") -> Case:
-    return Case(("--speculative-draft-window-size", str(window), *arguments), drafter)
-
-
-PAGED, CHUNKED, SYNC = ("--page-size", "16"), ("--chunked-prefill-size", "64"), ("--disable-overlap-schedule",)
 CASES = (
-    case(16, *SYNC, *PAGED, *CHUNKED),
-    case(64, *SYNC),
-    case(4096, *PAGED, *CHUNKED),
-    case(4096),
-    *(case(window, drafter=drafter) for window, drafter in ((16, "weak"), (64, "interleaved"), (64, "swa"))),
-    case(4096, drafter="interleaved"),
-    case(64, *PAGED, drafter="swa"),
+    Case(16, "good", (*SYNC, *PAGED, *CHUNKED)),
+    Case(16, "weak"),
+    Case(64, "good", SYNC),
+    Case(64, "interleaved"),
+    Case(64, "swa"),
+    Case(64, "swa", PAGED),
+    Case(4096),
+    Case(4096, "good", (*PAGED, *CHUNKED)),
+    Case(4096, "interleaved"),
 )
 
 
@@ -79,7 +80,7 @@ def reference(drafter: str) -> ReferenceDecoder:
 
 
 def check(case: Case, server: Server, probe: Path, number: int) -> None:
-    assert_memory(case, server)
+    assert worker_info(server)["window"] == case.reads
     prompts, accepted = corpus(PAIR, number, seed=1), 0
     flush(server)
     together = generate_all(server, prompts, len(prompts), NEW_TOKENS)
@@ -95,30 +96,20 @@ def check(case: Case, server: Server, probe: Path, number: int) -> None:
         accepted += sum(wanted.accept_lengths) - len(steps)
     assert accepted > 0, "no draft was ever accepted"
     # A hybrid's hit ends at a recurrent state that was kept: one per chunk, the last boundary before its end.
-    if CHUNKED[0] in case.arguments and case.window < 1000:
+    if CHUNKED[0] in case.others and case.window < 1000:
         assert max(answer.meta["cached_tokens"] for answer in hits) > 0
 
 
-def assert_memory(case: Case, server: Server) -> None:
-    """The drafter's pool holds a ring per request, and SGLang's padding page."""
-    info, config = worker_info(server), DrafterConfig.load(drafter_path(PAIR, case.drafter))
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4  # float32
-    slots = 8 * DraftWindow(case.reads, BLOCK, case.page).ring_slots(8192)
-    assert info["window"] == case.reads
-    assert info["memory_bytes"]["draft_kv"] == (slots + case.page) * per_token
-
-
 def test_a_window_drafts_as_the_reference(windowed_hybrid: Server) -> None:
-    check(Case(WINDOWED, "interleaved"), windowed_hybrid, windowed_hybrid.folder, 3)
+    check(Case(64, "interleaved", WINDOWED), windowed_hybrid, windowed_hybrid.folder, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join((case.drafter, *case.flags[1:])))
 def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path) -> None:
-    with dflash_server(
-        PAIR, tmp_path, *case.arguments, drafter=case.drafter, **with_plugin(tmp_path, "drafts")
-    ) as server:
+    plugin = with_plugin(tmp_path, "drafts")
+    with dflash_server(PAIR, tmp_path, *case.flags, drafter=case.drafter, **plugin) as server:
         check(case, server, tmp_path, 6)
         assert_nothing_leaked(server)
 
@@ -135,8 +126,8 @@ def block_at(case: Case, tokens: Sequence[int], hidden: tuple[Any, ...], positio
 @pytest.mark.parametrize("windowed", [False, True])
 def test_a_block_wider_than_the_drafters_begins_with_its_drafts(windowed: bool, tmp_path: Path) -> None:
     """Copies fill the rest. They move the blocks that follow, so each is held to the reference's at its own place."""
-    case_, model = case(64, *PAGED) if windowed else case(4096), reference("good")
-    arguments = (*(case_.arguments if windowed else ()), *WIDE_WIDTHS)
+    case, model = Case(64, "good", PAGED) if windowed else Case(4096), reference("good")
+    arguments = (*(case.flags if windowed else ()), *WIDE_WIDTHS)
     prompts = message_ids(PAIR, load("repeat", 4))
     with dflash_server(PAIR, tmp_path, *arguments, block=32, **with_plugin(tmp_path, "drafts")) as server:
         answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)
@@ -151,4 +142,4 @@ def test_a_block_wider_than_the_drafters_begins_with_its_drafts(windowed: bool, 
         drafted = [
             (at, block[:BLOCK]) for at, block in recorded_blocks(tmp_path, answer.meta["id"]) if at < len(tokens)
         ]
-        assert drafted == [(at, block_at(case_, tokens, hidden, at)) for at, _ in drafted]
+        assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]

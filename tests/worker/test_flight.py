@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,23 +22,15 @@ class Events:
     def __init__(self) -> None:
         self.done, self.recorded = 0, 0
 
-    def Event(self, enable_timing: bool) -> Events._Event:
+    def Event(self, enable_timing: bool) -> Any:
         assert enable_timing
-        return self._Event(self)
+        event = SimpleNamespace(query=lambda: event.at <= self.done, elapsed_time=lambda end: float(end.at - event.at))
+        event.record = lambda: self._record(event)
+        return event
 
-    class _Event:
-        def __init__(self, device: Events) -> None:
-            self.device, self.at = device, 0
-
-        def record(self) -> None:
-            self.device.recorded += 1
-            self.at = self.device.recorded
-
-        def query(self) -> bool:
-            return self.at <= self.device.done
-
-        def elapsed_time(self, end: Events._Event) -> float:
-            return float(end.at - self.at)
+    def _record(self, event: Any) -> None:
+        self.recorded += 1
+        event.at = self.recorded
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib.util
-from pathlib import Path
+import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -50,16 +49,10 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
     slots, positions = torch.arange(9) + 100, torch.arange(9)
     written: list[tuple[list[float], list[int]]] = []
 
-    def set_kv_buffer(layer: Any, where: Any, k: Tensor, v: Tensor, *scales: Any) -> None:
-        written.append((k.flatten().tolist(), where.loc.tolist()))
+    def write(pool: Any, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        written.append((hidden[:, 0].tolist(), slots.tolist()))
 
-    layer = SimpleNamespace(k_scale=None, v_scale=None)
-    projection = SimpleNamespace(attentions=[SimpleNamespace(attn=layer)])
-    model: Any = SimpleNamespace(
-        context_kv=lambda hidden, positions: (hidden[None], hidden[None]), _context_projection=projection
-    )
-    model.write_context = functools.partial(DFlashDraftModel.write_context, model)
-    runner: Any = SimpleNamespace(token_to_kv_pool=SimpleNamespace(set_kv_buffer=set_kv_buffer), model=model)
+    runner: Any = SimpleNamespace(token_to_kv_pool=None, model=SimpleNamespace(write_context=write))
     rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=9), prefill=lambda batch: (kept, positions, slots))
     hidden: Any = Hidden(30)
     Inject(runner, None, rings).prefill(None, hidden, None)
@@ -187,29 +180,10 @@ def test_tokens_wait_for_the_next_forward(
     assert drafting.writes == writes
 
 
-CUTEDSL = {
-    *("use_cutedsl_bf16_gemm", "_pick_tactic", "_grid_ctas"),
-    *("_TGV_TACTIC_LADDER", "_MUSE_SPARK_TGV_M_RANGES", "_K3_TGV_WIN_SHAPES", "_K3_FRONT_WARP_SPLITK"),
-}
-
-
-def cutedsl_product(multiprocessors: int) -> dict[str, Any]:
-    """SGLang's choice of a CuTe DSL product on sm_100, from its source: the module needs CUTLASS."""
-    spec = importlib.util.find_spec("sglang.kernels.ops.gemm")
-    assert spec is not None and spec.origin is not None
-    tree = ast.parse(Path(spec.origin).with_name("cutedsl_bf16_gemm.py").read_text())
-
-    def is_needed(node: Any) -> bool:
-        targets = (getattr(target, "id", None) for target in getattr(node, "targets", ()))
-        return not CUTEDSL.isdisjoint((getattr(node, "name", None), *targets))
-
-    found: dict[str, Any] = {
-        "torch": SimpleNamespace(cuda=SimpleNamespace(current_device=lambda: 0)),
-        "get_device_sm": lambda: 100,
-        "get_device_core_count": lambda device: multiprocessors,
-    }
-    exec(compile(ast.Module(list(filter(is_needed, tree.body)), []), "SGLang's choice", "exec"), found)
-    return found
+CUTLASS = (
+    *("cuda", "cuda.bindings", "cuda.bindings.driver", "cutlass", "cutlass.utils", "cutlass.utils.blackwell_helpers"),
+    *("cutlass.cute", "cutlass.cute.nvgpu", "cutlass.cute.runtime"),
+)
 
 
 @pytest.mark.parametrize("multiprocessors", [148, 160])  # of a B200 and a B300
@@ -222,11 +196,15 @@ def test_the_start_runs_every_product_that_sglang_chooses_by_the_number_of_token
     pool = SimpleNamespace(req_to_token=torch.zeros(1, 1))
     target: Any = SimpleNamespace(req_to_token_pool=pool, max_running_requests=1, dtype=torch.bfloat16)
     prewarm.FirstCalls(serving_plan(), target, inject, lambda bs, width, context: None)._context_kv(inject)
-    product = cutedsl_product(multiprocessors)
+    with patch.dict(sys.modules, {name: MagicMock() for name in CUTLASS}):
+        from sglang.kernels.ops.gemm import cutedsl_bf16_gemm as product
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(product, "get_device_sm", lambda: 100)
+    monkeypatch.setattr(product, "get_device_core_count", lambda device: multiprocessors)
 
     def chosen(tokens: Any, hidden: int, captured: int) -> set[int]:
         of_fc = hidden, captured * hidden
-        return {product["_pick_tactic"](n, *of_fc) for n in tokens if product["use_cutedsl_bf16_gemm"](n, *of_fc)}
+        return {product._pick_tactic(n, *of_fc) for n in tokens if product.use_cutedsl_bf16_gemm(n, *of_fc)}
 
     drafters = [(hidden, captured) for hidden in range(512, 6145, 128) for captured in range(1, 6144 // hidden + 1)]
     late = {shape: chosen(range(1, CHUNK + 1), *shape) - chosen(run, *shape) for shape in drafters}

@@ -1,4 +1,4 @@
-"""A rank's division of memory: its error, where SGLang divides alone, and what the log says of the pools.
+"""A rank's division of memory: its error, and what the log says of the pools.
 
 The numbers: ``tests/plan/test_servers.py``, on servers.
 """
@@ -18,56 +18,28 @@ from tests.support.configs import serve, serving_plan
 
 pytestmark = pytest.mark.sglang
 
-GIB = 1 << 30
-SLOT, RECORDS, CONV = 1000, 7, 4 * (3 + 16 - 1) * 2  # bytes; the last of the windows of one layer
 
-
-@pytest.fixture
-def schedule(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two groups of ranks that replay, with four requests each."""
-    found = SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9)
+@pytest.mark.parametrize("gib", [6e-6, -3e-9])
+def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that replays; a request takes five states of 1,000 bytes."""
+    mamba = SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=16)
     for name, value in {
-        "get_schedule": found,
-        "get_exec": SimpleNamespace(
-            mamba=SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=16)
-        ),
+        "get_schedule": SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9),
+        "get_exec": SimpleNamespace(mamba=mamba),
         "get_spec": SimpleNamespace(speculative_num_draft_tokens=16),
         "get_memory": SimpleNamespace(disable_radix_cache=False, enable_unified_memory=False),
-        "get_context": SimpleNamespace(override=lambda _, **changes: vars(found).update(changes)),
     }.items():
         monkeypatch.setattr(pools, name, lambda value=value: value)
     monkeypatch.setattr(pools, "create_memory_pool_configurator", lambda _: SimpleNamespace(_cell_size=10))
     serve(monkeypatch, block=16, replay=True)
-    return found
-
-
-def divide(free: float) -> float:
-    """Return the bytes that SGLang then divides."""
     shape, dtype = SimpleNamespace(conv=[(4, 3)]), SimpleNamespace(conv=SimpleNamespace(itemsize=2))
-    params = SimpleNamespace(shape=shape, dtype=dtype, layers=range(2), mamba_cache_per_req=SLOT)
-    params.replayssm_ring_bytes_per_req = lambda record_len: RECORDS
+    params = SimpleNamespace(shape=shape, dtype=dtype, layers=range(2), mamba_cache_per_req=1000)
+    params.replayssm_ring_bytes_per_req = lambda record_len: 7
     configurator = SimpleNamespace(mambaish_config=SimpleNamespace(mamba2_cache_params=params), attn_dp_size=2)
     configurator.model_config = SimpleNamespace(context_len=20)
-    configurator.dflash_draft_cell_size_per_token = 0
     configurator._calculate_mamba_ratio = lambda: 5
-    return pools.divide(lambda _, rest: rest * GIB, configurator, free / GIB)  # type: ignore[no-any-return]
-
-
-def test_every_request_has_its_states_and_windows_are_charged(schedule: Any) -> None:
-    assert divide(30_000) == pytest.approx(30_000 - 5 * CONV * 2)
-    assert schedule.max_mamba_cache_size == 2 * 4 * 5
-
-
-@pytest.mark.parametrize("free", [6_000, -3.0])
-def test_weights_that_leave_nothing_are_an_error(free: float, schedule: Any) -> None:
     with pytest.raises(DFlashError, match=r"the weights leave .* Expected: K/V, and .* Fix: raise --mem-fraction"):
-        divide(free)
-    assert schedule.max_mamba_cache_size is None
-
-
-def test_kept_states_are_divided_by_sglang(schedule: Any) -> None:
-    pools.get_exec().mamba.enable_linear_replayssm_spec = False
-    assert divide(30_000) == 30_000 and schedule.max_mamba_cache_size is None
+        pools.divide(lambda *_: None, configurator, gib)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ pytest.importorskip("sglang")
 
 from sglang.srt.layers.moe import utils
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.managers.scheduler_components import dp_attn
-from sglang.srt.managers.scheduler_components.dp_attn import MLPSyncBatchInfo
 from sglang.srt.model_executor import cuda_graph_buffer_registry
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
@@ -31,7 +29,6 @@ from sglang.srt.utils import common
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
-from sglang_dflash.worker import ranks
 from sglang_dflash.worker.flight import StepRecord
 from sglang_dflash.worker.ranks import Rounds
 from sglang_dflash.worker.start import graphs
@@ -164,79 +161,7 @@ def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(n
             rank.rounds.gathered(rows)
 
 
-# --- SGLang's own gathering
-
-
-def sglangs_row(requests: int) -> MLPSyncBatchInfo:
-    return MLPSyncBatchInfo(
-        num_dp_ranks=2,
-        tp_size=1,
-        cp_size=1,
-        num_tokens=requests,
-        num_tokens_for_logprob=requests,
-        can_run_decode_cuda_graph=True,
-        can_run_draft_cuda_graph=True,
-        can_run_prefill_cuda_graph=True,
-        is_extend_in_batch=False,
-        local_can_run_tbo=False,
-        local_forward_mode=ForwardMode.DECODE.value,
-    )
-
-
-@pytest.fixture
-def exchange(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds | None, bool], MLPSyncBatchInfo]:
-    """Gather on this rank, which has two requests, with another one that has three and whose policy is equal."""
-
-    def run(rounds: Rounds | None, present: bool) -> MLPSyncBatchInfo:
-        def fill(rows: torch.Tensor, own: torch.Tensor, group: Any) -> None:
-            other = own.clone()
-            other[0] = 3
-            if rounds is not None:
-                other[-len(rounds.row(None)) + ranks.REQUESTS] = 3
-            rows.view(2, -1).copy_(torch.stack((own, other)))
-
-        alive = SimpleNamespace(active_ranks_cpu=torch.tensor([1, int(present)]))
-        monkeypatch.setattr(dp_attn, "exchange_sync_rows", fill)
-        monkeypatch.setattr(dp_attn, "get_parallel", lambda: SimpleNamespace(tp_group=alive))
-        monkeypatch.setattr(ranks, "_rounds", rounds)
-        ranks.note_batch(batch([0, 0], [5, 6]))
-        info = sglangs_row(2)
-        ranks.gather(MLPSyncBatchInfo.all_gather, info, device="cpu", group=None)
-        return info
-
-    return run
-
-
-def test_our_columns_leave_sglangs_as_they_are_and_a_rank_that_is_away_has_no_load(
-    exchange: Callable[..., MLPSyncBatchInfo],
-) -> None:
-    rounds = Rounds(RandomWidth(*WIDTHS), WIDEST, lambda reqs: [])
-    without, with_ours = exchange(None, True), exchange(rounds, True)
-    assert with_ours.global_num_tokens == without.global_num_tokens == [2, 3]
-    assert with_ours.can_run_decode_cuda_graph and not with_ours.is_extend_in_batch
-    assert rounds.load[:2] == (3, 11)
-    columns = without.tp0_info_cpu.shape[1]
-    assert torch.equal(with_ours.tp0_info_cpu[:, :columns], without.tp0_info_cpu)
-    assert exchange(rounds, False).global_num_tokens == [2, 0]
-    assert rounds.load[:2] == (2, 11)
-
-
-# --- the batches of a step; those of a rank with requests: mode ``rounds`` of the test plugin
-
-
-def scheduled(requests: int, counts: list[int] | None) -> Any:
-    """SGLang's batch of a rank with so many requests, after the gathering of all ranks' ``counts``."""
-    batch = ScheduleBatch(reqs=[SimpleNamespace(lora_id=None, rid=str(row)) for row in range(requests)])  # type: ignore[misc]
-    batch.forward_mode = ForwardMode.DECODE if requests else ForwardMode.IDLE
-    batch.input_ids, batch.out_cache_loc = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-    batch.req_pool_indices, batch.seq_lens = torch.arange(requests), torch.full((requests,), 9)
-    batch.seq_lens_cpu, batch.seq_lens_sum, batch.multimodal_inputs = batch.seq_lens, 9 * requests, [None] * requests
-    batch.global_num_tokens = batch.global_num_tokens_for_logprob = counts
-    batch.can_run_decode_cuda_graph = True
-    return batch
-
-
-NO_PLAN: Any = SimpleNamespace(bind=lambda *_, **__: None)
+# --- graphs; gathering and idle ranks: tests/serving/test_dp_attention.py
 
 
 class Nothing:
@@ -246,33 +171,30 @@ class Nothing:
         return None
 
 
-def batches() -> ForwardBatches:
+def idle(counts: list[int], width: int) -> Any:
+    """The forward of a rank without requests, after the gathering of all ranks' ``counts``."""
+    batch, none = ScheduleBatch(reqs=[]), torch.empty(0, dtype=torch.int64)
+    batch.forward_mode, batch.can_run_decode_cuda_graph = ForwardMode.IDLE, True
+    batch.input_ids = batch.out_cache_loc = batch.req_pool_indices = batch.seq_lens = batch.seq_lens_cpu = none
+    batch.seq_lens_sum, batch.multimodal_inputs = 0, []
+    batch.global_num_tokens = batch.global_num_tokens_for_logprob = counts
     runner: Any = SimpleNamespace(
         device="cpu",
         is_draft_worker=False,
-        kv_index_translator=SimpleNamespace(own_plan=lambda _: NO_PLAN),
+        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_, **__: None)),
         model_config=Nothing(),
         server_args=Nothing(),
         ngram_embedding_manager=Nothing(),
         lora_manager=None,
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
     )
-    return ForwardBatches(runner, CaptureHiddenMode.FULL)
+    return ForwardBatches(runner, CaptureHiddenMode.FULL).idle(batch, width)
 
 
 @pytest.fixture
 def sglang_context() -> Iterator[None]:
     with get_parallel().override(attn_tp_size=1, attn_tp_rank=0, moe_ep_size=1, attn_cp_size=1):
         yield
-
-
-@pytest.mark.parametrize("width", [1, 2, 16])
-def test_an_idle_rank_has_an_empty_batch_of_the_rounds_width(width: int, sglang_context: None) -> None:
-    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
-    assert idle.forward_mode.is_idle() and idle.batch_size == 0
-    assert idle.global_num_tokens_cpu == [2 * width, 0, 5 * width]
-    assert (idle.spec_info is None) is (width == 1)
-    assert idle.capture_hidden_mode is CaptureHiddenMode.FULL and idle.needs_forward_metadata_init()
 
 
 @pytest.mark.parametrize("width", [1, 8])
@@ -285,11 +207,10 @@ def test_an_idle_rank_replays_the_graph_of_the_busiest(width: int, sglang_contex
     vars(runner).update(captured_req_width=width, record_nolora_graph=False, capture_bs=[1, 2, 4, 8])
     runner.model_runner = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.DFLASH)
     runner._make_graph_key = lambda batch_size, **_: asked.append(batch_size)
-    idle = batches().idle(scheduled(0, [2, 0, 5]), width)
-    assert idle.forward_mode.is_cuda_graph() and runner.can_run_graph(idle)
-    other = batches().idle(scheduled(0, [2, 0, 9]), width)
-    assert not runner.can_run_graph(other), "more than the largest graph: eager on every rank"
-    assert asked == [5, 9] and runner._pad_to_bucket(runner._max_dp_batch_size(idle), runner.capture_bs) == 8
+    batch = idle([2, 0, 5], width)
+    assert batch.forward_mode.is_cuda_graph() and runner.can_run_graph(batch)
+    assert not runner.can_run_graph(idle([2, 0, 9], width)), "more than the largest graph: eager on every rank"
+    assert asked == [5, 9] and runner._pad_to_bucket(runner._max_dp_batch_size(batch), runner.capture_bs) == 8
     source = inspect.getsource(DecodeCudaGraphRunner.load_batch)
     assert "bs = self._pad_to_bucket(max_batch_size, self.capture_bs)" in source
     fill = inspect.getsource(cuda_graph_buffer_registry)

@@ -1,4 +1,4 @@
-"""The drafter's rings: who wrote which slot, what a disaggregated pair moves and backs up, and what the budget pays."""
+"""The drafter's rings: who wrote which slot, and what a disaggregated pair moves and backs up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
 from sglang_dflash.worker import window
 from sglang_dflash.worker.step import BlockKV
-from sglang_dflash.worker.window import DraftRings, charge_rings, describe_rings, prepare_transfer
+from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 from tests.support.configs import serve, serve_builtin
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.sglang
 BLOCK, CONTEXT, REQUESTS = 8, 384, 3
 
 
-def rings_of(tokens: int, page: int = 1, requests: int = REQUESTS, *, by_row: bool = False) -> DraftRings:
-    pool = ReqToTokenPool(requests, CONTEXT + BLOCK + 4, "cpu", False)
+def rings_of(tokens: int, page: int = 1, *, by_row: bool = False) -> DraftRings:
+    pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
     return DraftRings(pool, DraftWindow(tokens, BLOCK, page), CONTEXT, by_row=by_row)
 
 
@@ -258,36 +258,3 @@ def test_our_worker_alone_starts_what_arrives(ours: bool, monkeypatch: pytest.Mo
     for arrived in (None, batch):
         window.start_transferred(arrived, scheduler, None)
     assert started == [batch] * ours
-
-
-# --- memory; whole servers: tests/plan/test_servers.py
-
-
-@pytest.mark.parametrize(
-    ("tokens", "extra", "by_row", "cap"),
-    [(64, 0, False, None), (10 * CONTEXT, 0, False, None), (64, 0, True, None), (64, 8, True, None), (64, 0, False, 7)],
-)
-def test_the_budget_is_charged_once_for_the_rings_and_not_for_a_slot_per_token(
-    tokens: int, extra: int, by_row: bool, cap: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a cap, SGLang sizes the pool again after graph capture, from the bytes that the rings leave free."""
-    per_token, requests = 10, 4
-    configurator: Any = SimpleNamespace(
-        is_draft_worker=False, attn_dp_size=2, dflash_draft_cell_size_per_token=per_token
-    )
-    configurator.spec_aux_config = SimpleNamespace(dflash_draft_num_layers=5)
-    configurator.model_config = SimpleNamespace(context_len=CONTEXT)
-    role = "null" if not by_row else "decode" if extra else "prefill"
-    disagg = SimpleNamespace(disaggregation_mode=role, disaggregation_decode_extra_slots=extra or None)
-    monkeypatch.setattr(window, "get_disagg", lambda: disagg)
-    monkeypatch.setattr(window, "get_schedule", lambda: SimpleNamespace(max_running_requests=2 * requests))
-    rings = rings_of(tokens, requests=requests + extra, by_row=by_row)
-    serve(monkeypatch, window=rings.window)
-    charged = 0 if cap else (rings.slots + rings.window.page * by_row) * per_token
-
-    def divide(given: Any, budget: int, *, cap_tokens: int | None) -> tuple[Any, ...]:
-        return budget, cap_tokens, given.spec_aux_config.dflash_draft_num_layers, given.dflash_draft_cell_size_per_token
-
-    assert charge_rings(divide, configurator, 100_000, cap_tokens=cap) == (100_000 - charged, cap, None, None)
-    serve(monkeypatch, window=None)
-    assert charge_rings(divide, configurator, 100_000, cap_tokens=cap) == (100_000, cap, 5, per_token)

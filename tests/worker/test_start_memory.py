@@ -38,43 +38,35 @@ def test_the_drafter_runs_without_graphs_below_one_gb(
     assert [record.message.count("0.50 GB") for record in caplog.records] == ([] if captured else [1])
 
 
-class Device:
-    """A device with so many bytes free; sampling and a plain allocation ask it for logits."""
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """On a device with half a GB free; sampling and an allocation request logits; the graphs hold theirs."""
+    free, zeros = GB // 2, torch.zeros
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-        self._free, zeros = free, torch.zeros
+    def allocate(*shape: int, **options: Any) -> torch.Tensor:
+        if 4 * shape[0] * shape[1] > free:
+            raise torch.OutOfMemoryError
+        return zeros(*shape, dtype=options["dtype"])
 
-        def allocate(*shape: int, **options: Any) -> torch.Tensor:
-            if 4 * shape[0] * shape[1] > self._free:
-                raise torch.OutOfMemoryError
-            return zeros(*shape, dtype=options["dtype"])
-
-        monkeypatch.setattr(torch, "zeros", allocate)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        for name in ("reset_peak_memory_stats", "memory_allocated", "empty_cache"):
-            monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
-
-    def runner(self, graph: object) -> Any:
-        return SimpleNamespace(
-            device="cpu",
-            max_running_requests=REQUESTS,
-            model_config=SimpleNamespace(vocab_size=VOCAB),
-            decode_cuda_graph_runner=graph,
-        )
+    monkeypatch.setattr(torch, "zeros", allocate)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    for name in ("reset_peak_memory_stats", "memory_allocated", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    sizes = {"max_running_requests": REQUESTS, "model_config": SimpleNamespace(vocab_size=VOCAB)}
+    return SimpleNamespace(device="cpu", decode_cuda_graph_runner=object(), **sizes)
 
 
 def test_a_server_starts_where_greedy_requests_fit_and_sampled_ones_do_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    target: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = Device(monkeypatch, GB // 2).runner("holds its logits")
     with caplog.at_level(logging.WARNING):
-        result = prewarm.prewarm_largest_step(runner, BLOCK)
+        result = prewarm.prewarm_largest_step(target, BLOCK)
     assert result.sampling_headroom_bytes == sampling_bytes(REQUESTS * BLOCK, VOCAB)
     [record] = caplog.records
     assert "48 requests that all sample in blocks of 16" in record.message and "Fix: " in record.message
 
 
-def test_a_server_that_has_no_room_for_greedy_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Device(monkeypatch, GB // 2).runner(None)
+def test_a_server_that_has_no_room_for_greedy_requests_is_refused(target: Any) -> None:
+    target.decode_cuda_graph_runner = None
     with pytest.raises(DFlashError, match="48 greedy requests"):
-        prewarm.prewarm_largest_step(runner, BLOCK)
+        prewarm.prewarm_largest_step(target, BLOCK)
