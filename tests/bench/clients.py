@@ -5,7 +5,6 @@ It imports only that library, and runs in the library's own environment.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ TOOL = {"name": "look_up", "description": "Look an item up.", "parameters": SCHE
 CALL = r'"<tool_call>\n{\"name\": \"look_up\", \"arguments\": {\"item\": \"plums\", \"left\": true}}\n</tool_call>"'
 EBNF = f'root ::= call | call "\\n" call\ncall ::= {CALL}'
 STOPS = ({}, {"stop": ["12 cards", "cards"]}, {"stop": ["=", "4", "1"]}, {"max_tokens": 1}, {"max_tokens": 6})
-DIRECT = {"chat_template_kwargs": {"enable_thinking": False}}  # a grammar applies after the thoughts
 Seen = Iterator[Any]
 
 
@@ -106,84 +104,9 @@ def anthropic(url: str) -> Seen:
             yield stream.get_final_message()
 
 
-def sglang(url: str) -> Seen:
-    """SGLang's frontend language: ``gen``, ``select``, patterns, forks, streams and batches."""
-    import sglang as sgl
-    from sglang.lang.choices import token_length_normalized
-
-    sgl.set_default_backend(sgl.RuntimeEndpoint(url))
-
-    @sgl.function
-    def program(s: Any, question: str) -> None:
-        s += question + " "
-        s += sgl.gen("answer", max_tokens=32, temperature=0, stop=["cards", "4", "."])
-        s += " So " + sgl.select("chosen", ["12", "47", "35 cards", "nothing"], choices_method=token_length_normalized)
-        s += " and " + sgl.gen("number", regex=r"[0-9]{1,3} (cards|apples)", temperature=0, max_tokens=12)
-        for i, fork in enumerate(s.fork(2)):
-            fork += f" Part {i}: " + sgl.gen("part", max_tokens=16, temperature=0)
-            s += fork["part"]
-        s += sgl.gen("last", max_tokens=8, temperature=0, return_logprob=True)
-
-    names = ("answer", "chosen", "number", "last")
-    for state in program.run_batch([{"question": question} for question in QUESTIONS], num_threads=2):
-        yield [state.text(), [state[name] for name in names], state.get_meta_info("last")["output_token_logprobs"]]
-        yield state.get_meta_info("chosen")["normalized_prompt_logprobs"]
-    for question in QUESTIONS:
-        yield "".join(program.run(question=question, stream=True).text_iter())
-
-
-def agents(url: str) -> Seen:
-    """OpenAI's agents: a tool is called, its result is read, and the run ends with an answer."""
-    import agents
-    import openai
-
-    agents.set_tracing_disabled(True)
-    called: list[Any] = []
-
-    @agents.function_tool
-    def look_up(item: str, left: bool) -> str:
-        """Look an item up."""
-        called.append([item, left])
-        return f"There are 47 {item}."
-
-    class FirstTurnCalls(agents.AgentHooks):  # type: ignore[name-defined, misc]
-        async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: str) -> None:
-            agent.model_settings = agents.ModelSettings(temperature=0, max_tokens=48)
-
-    async def run(question: str, streams: bool) -> Any:
-        settings = agents.ModelSettings(temperature=0, max_tokens=96, extra_body={"ebnf": EBNF, **DIRECT})
-        client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-        model = agents.OpenAIChatCompletionsModel(model="default", openai_client=client)
-        agent = agents.Agent("clerk", model=model, tools=[look_up], model_settings=settings, hooks=FirstTurnCalls())
-        if streams:
-            result = agents.Runner.run_streamed(agent, question, max_turns=3)
-            async for _ in result.stream_events():
-                pass
-        else:
-            result = await agents.Runner.run(agent, question, max_turns=3)
-        return result.final_output, [entry for entry in result.to_input_list() if isinstance(entry, dict)]
-
-    for question in QUESTIONS:
-        for streams in (False, True):
-            final, inputs = asyncio.run(run(question, streams))
-            yield [final, inputs, list(called)]
-            assert called, "the agent called no tool"
-            called.clear()
-
-
-PROGRAMS: dict[str, Callable[[str], Seen]] = {each.__name__: each for each in (openai, anthropic, sglang, agents)}
+PROGRAMS: dict[str, Callable[[str], Seen]] = {each.__name__: each for each in (openai, anthropic)}
 # Keys whose values differ between any two answers.
-ITS_OWN = {
-    "id",
-    "created",
-    "created_at",
-    "completed_at",
-    "item_id",
-    "call_id",
-    "tool_call_id",
-    "response_id",
-    "sequence_number",
-}
+ITS_OWN = {"id", "created", "created_at", "completed_at", "item_id", "call_id", "response_id", "sequence_number"}
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from sglang_dflash_lab.bench import results
 from sglang_dflash_lab.bench.figures import Summary, conclusion, speed_up, tables, warnings
@@ -22,11 +21,7 @@ PROVENANCE = {
 }
 
 
-def run(cell: Cell, speed: float, texts: list[str], **more: Any) -> dict[str, Any]:
-    """One run's row."""
-    names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
-    figures = {"output_throughput": speed, "duration": 1.0, "accept_length": None, **dict.fromkeys(names, 5.0)}
-    return {**vars(cell), **figures, "generated_texts": texts, "load_average": 0.5, "worker": {}, **more}
+TIMES = dict.fromkeys(("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"), 5.0)
 
 
 def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[str]], temperature: float = 0.0) -> None:
@@ -35,10 +30,10 @@ def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[st
     results.append(folder, "provenance", {**PROVENANCE, "settings": settings})
     for mode, values in speeds.items():
         worker = {"steps_by_width": {"16": 3, "8": 1}} if mode != "ar" else {}
+        seen = {"generated_texts": texts[mode], "worker": worker, "accept_length": None if mode == "ar" else 4.0}
         for repeat, speed in enumerate(values):
-            accept = None if mode == "ar" else 4.0
-            row = run(Cell(mode, "math", 1, repeat), speed, texts[mode], accept_length=accept, worker=worker)
-            results.append(folder, "run", row)
+            figures = {"output_throughput": speed, "duration": 1.0, "load_average": 0.5, **TIMES}
+            results.append(folder, "run", {**vars(Cell(mode, "math", 1, repeat)), **figures, **seen})
 
 
 SPEEDS = {"ar": [100.0, 110.0, 90.0], "dflash:16": [200.0, 240.0, 190.0]}

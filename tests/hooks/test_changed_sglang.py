@@ -59,11 +59,11 @@ def resolve(
     return run("-c", program, *flags, environment=environment)
 
 
-def call_it(version: str, folder: Path) -> str:
-    """A path on which the installed SGLang reports this version."""
-    info = folder / f"path/sglang-{version}.dist-info"
+def call_it(name: str, version: str, folder: Path) -> str:
+    """A path on which an installed distribution reports this version, and no entry points."""
+    info = folder / f"path/{name}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     return str(info.parent)
 
 
@@ -78,7 +78,7 @@ def test_a_name_that_a_scheduler_lacks_is_an_error_of_the_launch_and_plain_decod
 
 def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     """Also on the CPU platform, which ``import sglang`` itself loads."""
-    path = call_it("99.1.0", tmp_path)
+    path = call_it("sglang", "99.1.0", tmp_path)
     refused = resolve(AS_IT_IS, tmp_path, path=path)
     assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang 99.1.0" in refused.stderr

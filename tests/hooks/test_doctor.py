@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -19,19 +18,16 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks import takeover
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.upstream import TESTED_SGLANG
+from tests.support.preloaded import run
 
 pytestmark = pytest.mark.sglang
 pytest.importorskip("sglang")
 
-
-def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = ["env", *(f"{name}={value}" for name, value in environment.items())]
-    command += [sys.executable, "-m", "sglang_dflash.check.cli", "doctor", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+DOCTOR = ("sglang_dflash.check.cli", "doctor")
 
 
 def test_on_the_cpu_platform_our_worker_serves() -> None:
-    ended = run("--json")
+    ended = run("-m", *DOCTOR, "--json")
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert (report["problem"], report["worker"]) == (None, "sglang-dflash")
@@ -50,7 +46,7 @@ def test_on_the_cpu_platform_our_worker_serves() -> None:
 def test_what_keeps_dflash_from_our_worker_is_the_first_line_and_its_fix_the_second(
     environment: dict[str, str], found: str, fix: str
 ) -> None:
-    ended = run(**environment)
+    ended = run("-m", *DOCTOR, environment={**os.environ, **environment})
     assert ended.returncode == 1, ended.stderr
     verdict, remedy = ended.stdout.splitlines()[:2]
     assert verdict.startswith(f"sglang-dflash {__version__} does not serve DFLASH here: ") and found in verdict

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.sglang
 
 CARD = FOLDER / "Qwen3.5-27B"
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+QUANTISED = {"quantization_config": FP8}
 FLAG = "--speculative-draft-model-quantization"
 
 
@@ -43,26 +44,41 @@ def folder(path: Path, card: str, **changes: Any) -> Path:
     return write_model(path, {**json.loads((CARD / card / "config.json").read_text()), **changes})
 
 
-def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any], **others: Any) -> Any:
+def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any]) -> Any:
     """The arguments after the hook, for an FP8 target."""
     target = folder(tmp_path / "target", "target", quantization_config=FP8)
     settings, *_ = parse(flags, target=str(target), drafter=str(folder(tmp_path / "drafter", "drafter", **drafter)))
-    args = SimpleNamespace(**{**asdict(settings), "speculative_algorithm": "DFLASH", **others})
+    args = SimpleNamespace(**{**asdict(settings), "speculative_algorithm": "DFLASH"})
     launch.after_model_paths(args, lambda _: None)
     return args
 
 
-@pytest.mark.parametrize("asked", [None, "fp8"])
-def test_a_plain_drafter_stays_plain_with_an_fp8_target(asked: str | None, tmp_path: Path) -> None:
-    """SGLang would hand the target's ``--quantization`` on."""
-    args = resolved(tmp_path, drafter={}, quantization=asked)
-    assert args.speculative_draft_model_quantization == "unquant"
+@pytest.mark.parametrize(
+    ("flags", "drafter", "layers"),
+    [
+        ((), {}, "unquant"),
+        (("--quantization", "fp8"), {}, "unquant"),  # SGLang would hand it on
+        ((FLAG, "fp8"), QUANTISED, "fp8"),
+        ((), {**QUANTISED, "architectures": ["LiLiCorrDraftModel"]}, None),
+    ],
+    ids=["plain, FP8 target", "plain, flag for the target", "flag for the drafter", "left to SGLang's worker"],
+)
+def test_a_drafter_is_loaded_from_its_folder(
+    flags: tuple[str, ...],
+    drafter: dict[str, Any],
+    layers: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    args = resolved(tmp_path, *flags, drafter=drafter)
+    assert args.speculative_draft_model_quantization == layers
     assert args.speculative_draft_model_path == str(tmp_path / "drafter")
+    assert ("SGLang's quantised layers, which are untested here" in caplog.text) == (layers == "fp8")
 
 
 @pytest.mark.parametrize("flags", [(), (FLAG, "unquant")])
 def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path: Path) -> None:
-    args = resolved(tmp_path, *flags, drafter={"quantization_config": FP8})
+    args = resolved(tmp_path, *flags, drafter=QUANTISED)
     assert args.speculative_draft_model_quantization == "unquant"
     config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
     assert "quantization_config" not in config
@@ -74,22 +90,9 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert plan.drafter.stored is not None and plan.drafter.quantization is None
 
 
-def test_a_flag_selects_sglangs_quantised_layers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    args = resolved(tmp_path, FLAG, "fp8", drafter={"quantization_config": FP8})
-    assert args.speculative_draft_model_quantization == "fp8"
-    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
-    assert "SGLang's quantised layers, which are untested here" in caplog.text
-
-
-def test_a_drafter_that_is_left_to_sglangs_worker_is_left_as_it_is(tmp_path: Path) -> None:
-    args = resolved(tmp_path, drafter={"quantization_config": FP8, "architectures": ["LiLiCorrDraftModel"]})
-    assert args.speculative_draft_model_quantization is None
-    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
-
-
 def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_DFLASH", raising=False)
-    args = resolved(tmp_path, drafter={"quantization_config": FP8})
+    args = resolved(tmp_path, drafter=QUANTISED)
     settings, pair = replace(Settings.of(args), device="cuda", enable_watermark=True), read_record(args)
     assert isinstance(pair, Pair)
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:

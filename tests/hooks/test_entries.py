@@ -1,20 +1,16 @@
 """Every entry into a server counts the drafts that were verified and reports adaptive widths.
 
-HTTP with one tokenizer: ``tests/width/test_width_engine.py``.
+HTTP with one tokenizer: ``tests/width/test_width_engine.py``; an engine in Python: ``tests/rehearsal``.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.generation import generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server
@@ -22,7 +18,6 @@ from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
-ROOT = Path(__file__).parents[2]
 
 
 def assert_counts_verified_drafts(metas: list[dict[str, Any]]) -> None:
@@ -61,31 +56,3 @@ def test_tokenizer_and_detokenizer_workers(tmp_path: Path) -> None:
         answers = generate_all(server, corpus(PAIR, 8), 8, 32)
         assert_counts_verified_drafts([answer.meta for answer in answers])
         assert all(server.get("/server_info").json()["speculative_adaptive"] for _ in range(4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hand_built", [False, True], ids=["keywords", "ServerArgs"])
-def test_an_engine_in_python(hand_built: bool) -> None:
-    keywords = {
-        "model_path": str(target_path(PAIR)),
-        "speculative_draft_model_path": str(drafter_path(PAIR)),
-        "speculative_algorithm": "DFLASH",
-        "speculative_num_draft_tokens": 16,
-        "speculative_adaptive": True,
-        "speculative_adaptive_config": RANDOM_WIDTHS[-1],
-        "dtype": "float32",
-        "skip_tokenizer_init": True,
-    }
-    sampling = {"temperature": 0, "max_new_tokens": 32}
-    requests = [{"input_ids": prompt, "sampling_params": sampling} for prompt in corpus(PAIR, 4)]
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/run_engine.py")],
-        input=json.dumps({"keywords": keywords, "requests": requests, "hand_built": hand_built}),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert_counts_verified_drafts([answer["meta_info"] for answer in found["answers"]])
-    assert found["state"]["sglang_dflash"]["adaptive"] and found["info"]["speculative_adaptive"]

@@ -1,13 +1,11 @@
-"""Old flags, alone and in the cards' commands, as SGLang's parser reads them with this package and without."""
+"""Old flags, alone and in the cards' commands, as SGLang's parser reads them with this package."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from sglang_dflash.hooks.flags import explain_environment, modernise_argv
-from tests.support.cards import NAMES, PLAIN_SGLANG_SAYS, card
+from tests.support.cards import NAMES, card
 from tests.support.parse_commands import FIELDS, outcomes
 
 CHANGES = [
@@ -52,28 +50,11 @@ def test_a_variable_that_is_set_is_explained() -> None:
 WINDOW = ["--speculative-dflash-draft-window-size", "4096"]
 
 
-@pytest.fixture(scope="module")
-def parsed() -> dict[str, Any]:
-    """Outcomes of the cards' commands, and of further flags after the first one."""
+@pytest.mark.sglang
+def test_the_commands_parse_with_this_package() -> None:
     pytest.importorskip("sglang")
     commands = [card(name).arguments for name in NAMES]
-    plain = [*commands, [*commands[0][:2], *WINDOW]]
-    plugins = [*commands, [*commands[0], *WINDOW]]
-    return outcomes(plain=plain, plugins=plugins)
-
-
-@pytest.mark.sglang
-def test_the_commands_do_not_parse_without_this_package(parsed: dict[str, Any]) -> None:
-    reasons = dict(zip([*NAMES, "window"], parsed["plain"], strict=True))
-    assert {name: reason["exit"] for name, reason in reasons.items()} == dict.fromkeys(reasons, 2)
-    assert "unrecognized arguments: --speculative-dflash-draft-window-size" in reasons.pop("window")["error"]
-    for name, reason in reasons.items():
-        assert PLAIN_SGLANG_SAYS[name] in reason["error"]
-
-
-@pytest.mark.sglang
-def test_the_commands_parse_with_this_package(parsed: dict[str, Any]) -> None:
-    *cards, window = parsed["plugins"]
+    *cards, window = outcomes(plugins=[*commands, [*commands[0], *WINDOW]])["plugins"]
     for name, found in zip(NAMES, cards, strict=True):
         values = (None, "breakable", None, 8, 0.8) if name == "Qwen3.5-4B" else (None, None, 16, None, 0.75)
         assert found == dict(zip(FIELDS, ("extra_buffer", *values), strict=True))

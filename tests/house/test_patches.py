@@ -1,4 +1,4 @@
-"""The patch applies to the installed SGLang, serves DFLASH without the entry point, and can be reversed."""
+"""The patch applies to the installed SGLang and serves DFLASH without the entry point."""
 
 from __future__ import annotations
 
@@ -23,29 +23,18 @@ PATCH = ROOT / "patches" / "register-plugin.patch"
 (FILE,) = re.findall(r"^\+\+\+ b/(\S+)", PATCH.read_text(), flags=re.MULTILINE)
 
 
-@pytest.fixture()
-def tree(tmp_path: Path) -> Path:
-    """``tree/sglang``: links to the installed files, and a real copy of the patched one."""
-    spec = importlib.util.find_spec("sglang")
-    assert spec is not None and spec.submodule_search_locations
-    (installed,) = map(Path, spec.submodule_search_locations)
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    subprocess.run(["cp", "--recursive", "--symbolic-link", str(installed), str(folder)], check=True)
-    (folder / FILE).unlink()
-    shutil.copy(installed.parent / FILE, folder / FILE)
-    return folder
-
-
-def patch(tree: Path, *options: str) -> None:
-    command = ["patch", "-p1", "-d", str(tree), "-i", str(PATCH), *options]
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_patched_tree_serves_dflash_without_the_entry_point(tree: Path, tmp_path: Path) -> None:
-    patch(tree)
+def test_a_patched_tree_serves_dflash_without_the_entry_point(tmp_path: Path) -> None:
+    """Links to the installed files, and a real copy of the patched one."""
+    spec, tree = importlib.util.find_spec("sglang"), tmp_path / "tree"
+    assert spec is not None and spec.submodule_search_locations
+    (installed,) = map(Path, spec.submodule_search_locations)
+    tree.mkdir()
+    subprocess.run(["cp", "--recursive", "--symbolic-link", str(installed), str(tree)], check=True)
+    (tree / FILE).unlink()
+    shutil.copy(installed.parent / FILE, tree / FILE)
+    subprocess.run(["patch", "-p1", "-d", str(tree), "-i", str(PATCH)], check=True, capture_output=True)
     path = os.pathsep.join([str(tree), str(ROOT), str(ROOT / "cpu_platform"), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, "SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}
     with dflash_server("tiny-dense", tmp_path, **environment) as server:

@@ -20,14 +20,6 @@ pytestmark = pytest.mark.sglang
 CREATE_WORKER = plugin.CREATE_WORKER
 
 
-class _Algorithm:
-    def __init__(self, dflash: bool) -> None:
-        self._dflash = dflash
-
-    def is_dflash(self) -> bool:
-        return self._dflash
-
-
 def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.arg_groups import resolution_hooks
 
@@ -47,9 +39,9 @@ def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest
     def original(algorithm: Any, server_args: Any) -> str:
         return "builtin"
 
-    assert refuse(original, _Algorithm(dflash=False), None) == "builtin"
+    assert refuse(original, SimpleNamespace(is_dflash=lambda: False), None) == "builtin"
     with pytest.raises(DFlashError, match="cannot import name 'gone'"):
-        refuse(original, _Algorithm(dflash=True), None)
+        refuse(original, SimpleNamespace(is_dflash=lambda: True), None)
     [refuse_arguments] = resolution_hooks._HOOKS["handle_model_source_paths"]  # before any weight
     refuse_arguments(SimpleNamespace(speculative_algorithm=None), lambda _: None)
     with pytest.raises(DFlashError, match="cannot import name 'gone'"):

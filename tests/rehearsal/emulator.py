@@ -17,23 +17,22 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from tests.plugin.dflash_test_plugin.host_waits import waits
+from tests.plugin.dflash_test_plugin.host_waits import EachOperator, waits
 from tests.rehearsal import interpreter
 from tests.rehearsal.interpreter import pause
+from tests.rehearsal.streams import tensors_in
 
 _ALLOCATION = re.compile(r"aten::(new_)?empty(_\w+)?")
 _GARBAGE = 0xFF  # NaN as a float of any size, -1 as an integer
-_READ_NAMES = ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
-_READS = {getattr(torch.Tensor, name) for name in _READ_NAMES}
+_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}  # other reads are operators that wait
 _HOST_DATA = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 
@@ -58,12 +57,10 @@ class _External:
 
 @dataclass(frozen=True)
 class _Node:
-    name: str
     call: Any
     args: Any
     kwargs: Any
     outputs: list[torch.Tensor | None]
-    launch: bool
 
 
 class Graph:
@@ -81,10 +78,6 @@ class Graph:
         self.nodes: list[_Node] = []
         self.own: dict[int, torch.UntypedStorage] = {}
         self._capture = contextlib.ExitStack()
-
-    @property
-    def launches(self) -> int:
-        return sum(node.launch for node in self.nodes)
 
     # --- capture
 
@@ -107,26 +100,26 @@ class Graph:
         """Run an operator and make it a node; kernels that an operator of SGLang launches belong to it."""
         name = func._schema.name
         frozen = self._freeze(args, name), self._freeze(kwargs, name)
-        known = {storage_id(tensor) for tensor in tensors((args, kwargs))}
+        known = {storage_id(tensor) for tensor in tensors_in((args, kwargs))}
         interpreter.recorders.remove(self._launch)
         try:
             result = func(*args, **kwargs)
         finally:
             interpreter.recorders.append(self._launch)
-        for tensor in tensors(result):
+        for tensor in tensors_in(result):
             if storage_id(tensor) not in known:
                 self.own[storage_id(tensor)] = tensor.untyped_storage()
         if not _ALLOCATION.fullmatch(name):  # at replay the memory is there, with what the last replay left
             # A result in memory that is not the graph's would keep that memory alive.
-            outputs = [tensor if storage_id(tensor) in self.own else None for tensor in tensors(result)]
-            self.nodes.append(_Node(name, func, *frozen, outputs, launch=False))
+            outputs = [tensor if storage_id(tensor) in self.own else None for tensor in tensors_in(result)]
+            self.nodes.append(_Node(func, *frozen, outputs))
         return result
 
     def _launch(self, executor: Any, args: Any, kwargs: Any) -> None:
         name = executor.fn.__name__
         with pause():
             frozen = self._freeze(args, name), self._freeze(kwargs, name)
-        self.nodes.append(_Node(name, executor, *frozen, [], launch=True))
+        self.nodes.append(_Node(executor, *frozen, []))
 
     def _freeze(self, tree: Any, node: str) -> Any:
         def one(tensor: torch.Tensor) -> Any:
@@ -143,13 +136,13 @@ class Graph:
             for node in self.nodes:
                 args, kwargs = tree_map_only(_External, _External.tensor, (node.args, node.kwargs))
                 result = node.call(*args, **kwargs)
-                for captured, new in zip(node.outputs, tensors(result), strict=True):
+                for captured, new in zip(node.outputs, tensors_in(result), strict=True):
                     if captured is not None and captured.data_ptr() != new.data_ptr():
                         captured.copy_(new)
 
     def poison(self, keep: Any = ()) -> None:
         """Overwrite the graph's memory but for the tensors in ``keep``."""
-        kept = {storage_id(tensor) for tensor in tensors(keep)}
+        kept = {storage_id(tensor) for tensor in tensors_in(vars(keep) if is_dataclass(keep) else keep)}
         for key, storage in self.own.items():
             if key not in kept and storage.nbytes():
                 storage.fill_(_GARBAGE)
@@ -169,17 +162,12 @@ def captured_by(cuda_graph: Graph, pool: Any = None, stream: Any = None, **optio
         cuda_graph.capture_end()
 
 
-class _Record(TorchDispatchMode):
+class _Record(EachOperator):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self.graph = graph
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with self:  # in inference mode composite operators arrive whole
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
         if waits(func, args, kwargs):
             raise GraphError(f"{name} makes the host wait while a graph is captured")
@@ -199,16 +187,3 @@ class _RefuseOnHost(TorchFunctionMode):
 
 def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    """All tensors of nested containers and dataclasses."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if hasattr(tree, "__dataclass_fields__"):
-        tree = vars(tree)
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        return [tensor for value in tree for tensor in tensors(value)]
-    return []

@@ -54,17 +54,23 @@ def install() -> None:
     replacements.install()
     for patch in PATCHES:
         _patch_source(*patch)
-    report.watch_runners()
     launches.install()
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
+    runners = "model_executor.runner_backend"
+    segments = f"{runners}_utils.breakable_cuda_graph.breakable_cuda_graph.BreakableCUDAGraph"
     for method, hook in (
-        ("scheduler.Scheduler.get_internal_state", report.add),
-        ("schedule_batch.ScheduleBatch.prepare_for_extend", report.prefilled),
-        ("schedule_batch.ScheduleBatch.mix_with_running", report.mixed),
-        ("schedule_batch.ScheduleBatch.retract_decode", report.retracted),
+        ("managers.scheduler.Scheduler.get_internal_state", report.add),
+        ("managers.schedule_batch.ScheduleBatch.prepare_for_extend", report.prefilled),
+        ("managers.schedule_batch.ScheduleBatch.mix_with_running", report.mixed),
+        ("managers.schedule_batch.ScheduleBatch.retract_decode", report.retracted),
+        ("model_executor.model_runner.ModelRunner.forward", report.forwarded),
+        (f"{runners}.full_cuda_graph_backend.FullCudaGraphBackend.replay", report.replayed),
+        (f"{segments}.replay", report.replayed_prefill),
     ):
-        HookRegistry.register(f"sglang.srt.managers.{method}", hook, HookType.AFTER)
+        HookRegistry.register(f"sglang.srt.{method}", hook, HookType.AFTER)
+    capture = f"sglang.srt.{runners}.full_cuda_graph_backend.FullCudaGraphBackend.capture_one"
+    HookRegistry.register(capture, report.capture, HookType.AROUND)
 
 
 def _is_kept(row: replacements.Replacement) -> bool:

@@ -11,12 +11,14 @@ from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
+from tests.rehearsal.launches import VARIABLE
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
 GREEDY = {"temperature": 0, "ignore_eos": True}
 _SHARED = {"dtype": "float32", "log_level": "warning", "max_running_requests": 4, "max_total_tokens": 2048}
 _RECURRENT = {"max_mamba_cache_size": 32, "mamba_track_interval": 64}
+_SNAPSHOTS = {"mamba_radix_cache_strategy": "extra_buffer"}
 _CHUNKED = {"chunked_prefill_size": 32, "enable_mixed_chunk": True}
 
 
@@ -34,7 +36,6 @@ class Scenario:
         graphs: batch sizes that are captured.
         options: further arguments of the engine.
         environment: further variables, for both platforms.
-        captured: graphs of the whole server; None to accept any number.
         exact: whether it is compared with the rehearsal's own plain decoding instead, log-probabilities bit by bit.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
@@ -49,7 +50,6 @@ class Scenario:
     graphs: tuple[int, ...] = (1, 4)
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    captured: int | None = None
     exact: bool = False
     same_blocks: bool = True
 
@@ -157,17 +157,21 @@ SCENARIOS: tuple[Scenario, ...] = (
         (*_ALL_WIDTHS, *(f"eager widths: {who}" for who in ("target 1", "target 4", "drafter 4"))),
         width=16,
         graphs=(1, 2, 3, 4),
-        # Of width 16 all four for both models; of 1, 2, 4 and 8 three for the target, of 2, 4 and 8 for the drafter.
-        captured=2 * 4 + 4 * 3 + 3 * 3,
         options={**RANDOM_WIDTHS, "max_running_requests": 5},
     ),
-    Scenario(
-        "pages of 16, draft window, chunked prefill, mixed batches",
-        DENSE,
-        (ask(DENSE, 4),),
-        ("replays: target 4", "events: mixed batches"),
-        options={"page_size": 16, "speculative_draft_window_size": 32, **_CHUNKED},
-        same_blocks=False,
+    *(
+        Scenario(
+            name,
+            pair,
+            (ask(pair, number),),
+            ("replays: target 4", "events: mixed batches"),
+            options={"page_size": 16, **_CHUNKED, **options},
+            same_blocks=False,
+        )
+        for name, pair, number, options in (
+            ("pages of 16, draft window, chunked prefill, mixed batches", DENSE, 4, DRAFT_WINDOW),
+            ("hybrid: pages of 16, chunked prefill, mixed batches", HYBRID, 3, {}),
+        )
     ),
     Scenario(
         "retraction",
@@ -183,7 +187,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         HYBRID,
         (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
         ("events: cached tokens",),
-        options={"mamba_radix_cache_strategy": "extra_buffer"},
+        options=_SNAPSHOTS,
     ),
     Scenario(
         "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
@@ -196,7 +200,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment=REPLAY,
         width=32,
         graphs=(3,),
-        options={**RANDOM_WIDTHS, "mamba_radix_cache_strategy": "extra_buffer", "speculative_draft_window_size": 32},
+        options={**RANDOM_WIDTHS, **_SNAPSHOTS, **DRAFT_WINDOW},
     ),
     Scenario(
         "hybrid: copies alone, widths at random",
@@ -218,7 +222,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             width=8,
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.
-            options={"max_running_requests": 2, "mamba_radix_cache_strategy": "extra_buffer", **options},
+            options={"max_running_requests": 2, **_SNAPSHOTS, **options},
             drafter=drafter,
         )
         for name, drafter, met, options in (
@@ -240,15 +244,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         drafter="interleaved",
         width=16,
         graphs=(4,),
-        options={"speculative_draft_window_size": 32},
-    ),
-    Scenario(
-        "hybrid: pages of 16, chunked prefill, mixed batches",
-        HYBRID,
-        (ask(HYBRID, 3),),
-        ("replays: target 4", "events: mixed batches"),
-        options={"page_size": 16, **_CHUNKED},
-        same_blocks=False,
+        options=DRAFT_WINDOW,
     ),
     Scenario(
         "hybrid: prefill as breakable graphs",
@@ -290,3 +286,23 @@ SCENARIOS: tuple[Scenario, ...] = (
         )
     ),
 )
+
+
+def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:
+    options = {"max_running_requests": 2, "dtype": "bfloat16", **(_SNAPSHOTS if pair == HYBRID else {}), **options}
+    return Scenario("", pair, requests, (), graphs=(2,), options=options, environment={VARIABLE: "1", **environment})
+
+
+def _greedy(pair: str, tokens: int = 16) -> Request:
+    return ask(pair, 2, tokens, growth=0, cut=50)
+
+
+_SAMPLED = ask(HYBRID, 2, 4, growth=0, cut=10, temperature=0.9, top_p=0.9, top_k=40, min_p=0.02)
+# Engines whose launches per step are counted; in bfloat16, as on a GPU.
+COUNTED = {
+    "hybrid, replayed": _counted(HYBRID, _greedy(HYBRID), _SAMPLED, **REPLAY),
+    "hybrid, kept": _counted(HYBRID, _greedy(HYBRID)),
+    "hybrid, adaptive": _counted(HYBRID, _greedy(HYBRID, 40), options=RANDOM_WIDTHS, **REPLAY),
+    "dense": _counted(DENSE, _greedy(DENSE)),
+    "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
+}

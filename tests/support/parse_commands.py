@@ -1,4 +1,4 @@
-"""What SGLang makes of command lines: its parser without plugins and with them, and the resolution of a server.
+"""What SGLang makes of command lines with its plugins: its parser, and the resolution of a server.
 
 Importing SGLang takes long, so one fresh process takes all of them, as JSON.
 """
@@ -26,7 +26,7 @@ FIELDS = (
 
 
 def outcomes(**commands: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Outcomes of command lines, by the same keyword: ``plain``, ``plugins`` (both are parsed), ``resolved``.
+    """Outcomes of command lines, by the same keyword: ``plugins`` (parsed) and ``resolved``.
 
     Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error).
     """
@@ -69,9 +69,8 @@ def main() -> None:
 
     commands, found = json.load(sys.stdin), {}
     with contextlib.redirect_stdout(sys.stderr):
-        for kind in ("plain", "plugins", "resolved"):
-            if kind != "plain":
-                load_plugins()
+        load_plugins()
+        for kind in ("plugins", "resolved"):
             found[kind] = [outcome(argv, resolve=kind == "resolved") for argv in commands.get(kind, ())]
     json.dump(found, sys.stdout)
 

@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import inspect
 import json
 import multiprocessing.util
 import os
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -42,73 +42,56 @@ _FREE_DESCRIPTORS = 600  # above those that a request names
 _ASKING = threading.Lock()
 
 
-class Process:
-    """A child that another process forked; as much of :class:`subprocess.Popen` as the tests use."""
+class _Fork(subprocess.Popen[bytes]):
+    """``python ARGUMENTS`` in a fork of a process that has imported the libraries."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        return self._wait(0)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
+    def _execute_child(self, *arguments: Any) -> None:
+        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        environment: dict[str, str] = given["env"]
+        early = (name for name in {*environment, *os.environ} if name.startswith(_READ_EARLY))
+        others = {(name, environment.get(name)) for name in early if environment.get(name) != os.environ.get(name)}
+        request = {"arguments": given["args"][1:], "environment": environment}
+        self.pid = _fork(_preloaded(frozenset(others)), request, {1: given["c2pwrite"], 2: given["errwrite"]})
+        self._child_created = True
 
 
 def run(
     *arguments: str, environment: dict[str, str] | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGUMENTS`` to its end; like :func:`subprocess.run` with ``capture_output``."""
-    environment = dict(os.environ) if environment is None else environment
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = start([*arguments], output, environment, errors)
-        deadline = time.monotonic() + timeout
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired([*arguments], timeout)
-            time.sleep(0.05)
-        texts = []
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+    ):
+        process = start([*arguments], output, environment or dict(os.environ), errors)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         for file in (output, errors):
             file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return subprocess.CompletedProcess([*arguments], process.wait() or 0, *texts)
+        return subprocess.CompletedProcess([*arguments], process.returncode, output.read(), errors.read())
 
 
 def start(
-    arguments: list[str], output: IO[bytes], environment: dict[str, str], errors: IO[bytes] | None = None
-) -> Process | subprocess.Popen[bytes]:
-    """Run ``python ARGUMENTS`` in a new session: a fork, unless its environment changes what libraries read early."""
-    errors = errors or output
+    arguments: list[str], output: IO[Any], environment: dict[str, str], errors: IO[Any] | None = None
+) -> subprocess.Popen[bytes]:
+    """Run ``python ARGUMENTS`` in a new session: a fork, unless it is a script or its path customises Python."""
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
-    early = (name for name in {*environment, *os.environ} if name.startswith(_READ_EARLY))
-    if (
-        arguments[0] not in ("-m", "-c")
-        or customised
-        or any(environment.get(name) != os.environ.get(name) for name in early)
-    ):
-        command = [sys.executable, *arguments]
-        return subprocess.Popen(command, stdout=output, stderr=errors, env=environment, start_new_session=True)
-    descriptors = {1: output.fileno(), 2: errors.fileno()}
-    return Process(_fork(_preloaded(), {"arguments": arguments, "environment": environment}, descriptors))
+    kind = subprocess.Popen if customised or arguments[0] not in ("-m", "-c") else _Fork
+    command = [sys.executable, *arguments]
+    return kind(command, stdout=output, stderr=errors or output, env=environment, start_new_session=True)
 
 
 @cache
-def _preloaded() -> socket.socket:
+def _preloaded(others: frozenset[tuple[str, str | None]]) -> socket.socket:
+    """Start the process that forks where these variables differ from this process's."""
     ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()])
+    environment = {name: value for name, value in {**os.environ, **dict(others)}.items() if value is not None}
+    command = [sys.executable, __file__, str(its.fileno())]
+    subprocess.Popen(command, pass_fds=[its.fileno()], env=environment)
     its.close()
     return ours
 

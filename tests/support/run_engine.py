@@ -1,4 +1,4 @@
-"""Run ``sglang.Engine`` in a separate process: JSON keywords and requests (argument or stdin), answers as last line."""
+"""Run ``sglang.Engine`` in a separate process: keywords and requests in JSON, answers as last line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import json
 import sys
 
 import sglang
-from sglang.srt.server_args import ServerArgs
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
-    keywords = asked["keywords"]
-    if asked.get("hand_built"):
-        keywords = {"server_args": ServerArgs(**keywords)}
-    with sglang.Engine(**keywords) as engine:
+    asked = json.loads(sys.argv[1])
+    with sglang.Engine(**asked["keywords"]) as engine:
         answers = [engine.generate(**request) for request in asked["requests"]]
         info = engine.get_server_info()
     states = info.pop("internal_states")

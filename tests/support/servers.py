@@ -37,7 +37,7 @@ SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 class Server:
     """A running server: its process, address and log."""
 
-    process: preloaded.Process | subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]
     port: int
     log_path: Path
 

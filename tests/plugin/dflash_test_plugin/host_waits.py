@@ -113,17 +113,25 @@ class _WatchMethods(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _WatchOps(TorchDispatchMode):
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
+class EachOperator(TorchDispatchMode):
+    """Call ``operator`` in place of every operator that is not a composite of others."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with self:  # in inference mode composite operators arrive whole: decompose them
             result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        return self.operator(func, args, kwargs) if result is NotImplemented else result
+
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class _WatchOps(EachOperator):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not _suspended and waits(func, args, kwargs):
             self._report(f"{func._schema.name} makes the host wait inside a step")
         return func(*args, **kwargs)

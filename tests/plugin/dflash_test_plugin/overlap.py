@@ -2,8 +2,8 @@
 
 The loop runs as on CUDA, with SGLang's write-after-read barrier, and finer than the CPU platform alone would have it:
 what the scheduler waits for before it writes shared tables is the end of the target's forward, as with a CUDA graph,
-not the end of the step. ``streams.json`` in the probe's folder holds, for each fault that the file ``plant`` names (and
-for "" without one), the races, and the places where the host waited.
+not the end of the step. ``streams.json`` in the probe's folder holds the races for each fault that the file ``plant``
+names (and for "" without one).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tests.rehearsal.streams import HOST, Calls, Event, Operators, Watch, curren
 
 WATCH = Watch()
 _found: dict[str, dict[str, Any]] = {}
-_kept: dict[Any, Tensor] = {}
 
 
 def planted() -> str:
@@ -41,12 +40,8 @@ def streams() -> None:
     _hook("AFTER", sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
     _hook("REPLACE", sglang + "utils.common.async_d2h", async_d2h)
     _hook("REPLACE", sglang + "speculative.spec_utils.record_stream_each", record_stream_each)
-    _hook("AROUND", ours + "processors.HostCopy.__init__", start_copy)
-    _hook("AROUND", ours + "processors.HostCopy.wait", wait_for_copy)
-    for around in (before_verify, accept):
-        _hook("AROUND", f"{ours}accept.Accept.{around.__name__}", around)
-    _hook("AROUND", ours + "state.DraftState.prepare_for_decode", prepare_for_decode)
-    _hook("AROUND", ours + "forwards.Inject.inject", inject)
+    _hook("AROUND", ours + "accept.Accept.before_verify", before_verify)
+    _hook("AFTER", ours + "forwards.Inject.inject", read_shared_table)
     _hook("AFTER", ours + "worker.DFlashWorker._decode", note)
 
 
@@ -77,13 +72,11 @@ def made_on_host(scheduler: Any) -> Iterator[Tensor]:
 def note(*_: Any) -> None:
     """After each decode step."""
     fault = planted()
-    phase = _found.setdefault(fault, {"races": {}, "waits": {}, "operators": 0, "steps": 0})
-    for key in ("races", "waits"):
-        for what, times in getattr(WATCH, key).items():
-            phase[key][what] = phase[key].get(what, 0) + times
-        getattr(WATCH, key).clear()
-    phase["operators"], WATCH.operators = phase["operators"] + WATCH.operators, 0
+    phase = _found.setdefault(fault, {"races": [], "operators": 0, "steps": 0})
+    phase["races"] += WATCH.races
+    phase["operators"] += WATCH.operators
     phase["steps"] += 1
+    WATCH.races, WATCH.operators = set(), 0
     partial = FOLDER / "streams.json.part"
     partial.write_text(json.dumps(_found))
     partial.rename(FOLDER / "streams.json")
@@ -120,39 +113,7 @@ def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-# --- faults
-
-
-def start_copy(original: Callable[..., Any], copy: Any, *tensors: Tensor) -> None:
-    original(copy, *tensors)
-    if planted() == "one host buffer":
-        for i, (host, tensor) in enumerate(zip(copy._host, tensors, strict=True)):
-            copy._host[i] = _kept.setdefault((tensor.shape, tensor.dtype), host)
-            copy._host[i].copy_(tensor, non_blocking=True)
-        copy._done.record()
-
-
-def wait_for_copy(original: Callable[..., Any], copy: Any) -> Any:
-    if planted() == "host copy without its event":
-        return [tensor.tolist() for tensor in copy._host]
-    return original(copy)
-
-
-def accept(original: Callable[..., Any], stage: Any, step: Any) -> None:
-    original(stage, step)
-    if planted() == "one result buffer":
-        tokens = step.accepted.out_tokens
-        buffer = _kept.setdefault("result", tokens.new_empty(16, *tokens.shape[1:]))[: len(tokens)]
-        step.accepted = step.accepted._replace(out_tokens=buffer.copy_(tokens))
-
-
-def prepare_for_decode(original: Callable[..., Any], state: Any, batch: Any) -> None:
-    if planted() == "result on the scheduler's stream" and state.new_seq_lens is not None:
-        state.new_seq_lens + 0
-    original(state, batch)
-
-
-def inject(original: Callable[..., Any], stage: Any, step: Any) -> None:
-    original(stage, step)
+def read_shared_table(_: None, stage: Any, step: Any) -> None:
+    """A fault: the table is read after the event for which the scheduler waits before it writes."""
     if planted() == "shared table after its event":
         step.batch.req_to_token_pool.req_to_token[step.batch.req_pool_indices]
