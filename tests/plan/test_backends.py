@@ -9,7 +9,6 @@ import pytest
 
 from sglang_dflash.check.flags import check_linear_backends, parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import DRAFT_BACKENDS, Pair
 from sglang_dflash.plan.rules import check_backends, check_rules
@@ -19,19 +18,12 @@ from tests.support.configs import drafter, pair_of
 HOPPER = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 BLACKWELL = Device("gpu", "NVIDIA B200", 180 << 30, (10, 0))
 WORKSTATION = Device("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
+LOCAL = replace(BLACKWELL, is_local=True)
 AMPERE = Device("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
 def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
-
-
-def backends(machine: Device, *flags: str, hybrid: bool = True) -> list[Finding]:
-    return list(check_backends(options(*flags), machine, hybrid=hybrid))
-
-
-def linear(machine: Device, *flags: str) -> list[Finding]:
-    return list(check_linear_backends(options(*flags), machine, None))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,7 @@ def linear(machine: Device, *flags: str) -> list[Finding]:
     ],
 )
 def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Device, flag: str, name: str, fits: bool) -> None:
-    (finding,) = backends(machine, flag, name)
+    (finding,) = check_backends(options(flag, name), machine, hybrid=True)
     assert (finding.level == "ok") is fits
     if not fits:
         assert name in finding.value and machine.name in finding.value
@@ -112,25 +104,42 @@ def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
-def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "dtype", "levels"),
+    [
+        (BLACKWELL, None, ["note"]),  # the server sets it
+        (BLACKWELL, "bfloat16", []),
+        (BLACKWELL, "float32", ["error"]),
+        (HOPPER, None, []),
+        (UNKNOWN_GPU, None, []),
+    ],
+)
+def test_flashinfer_on_blackwell_needs_bfloat16_states(
+    flag: str, machine: Device, dtype: str | None, levels: list[str]
+) -> None:
     """For a verify, with a Triton decode too."""
-    flags = (flag, "flashinfer")
-    assert [each.level for each in linear(BLACKWELL, *flags)] == ["note"]
-    assert options(*flags).needs_bfloat16_states(BLACKWELL)  # the server sets it
-    assert not any(options(*flags).needs_bfloat16_states(machine) for machine in (HOPPER, UNKNOWN_GPU))
-    assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
-    assert linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
-    [error] = linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
-    assert error.level == "error" and flag in error.value and "float32" in error.value
-    assert linear(HOPPER, *flags) == []
+    settings = options(flag, "flashinfer", *(("--mamba-ssm-dtype", dtype) if dtype else ()))
+    found = list(check_linear_backends(settings, machine, None))
+    assert [each.level for each in found] == levels
+    assert settings.needs_bfloat16_states(machine) is (machine is BLACKWELL and dtype is None)
+    assert all(flag in each.value and "float32" in each.value for each in found if each.level == "error")
 
 
-@pytest.mark.parametrize(("cuda", "level"), [("12.9", "error"), ("13.0", "ok"), (None, "warn")])
 @pytest.mark.parametrize("flag", ["--linear-attn-prefill-backend", "--linear-attn-backend"])
-def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(flag: str, cuda: str | None, level: str) -> None:
-    args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
-    [finding] = check_linear_backends(args, replace(BLACKWELL, is_local=True), cuda)
-    assert finding.level == level and (cuda or "unknown") in finding.value
-    [elsewhere] = check_linear_backends(args, BLACKWELL, cuda)
-    assert elsewhere.level == "warn"  # the torch of another machine
-    assert not list(check_linear_backends(args, HOPPER, cuda))
+@pytest.mark.parametrize(
+    ("machine", "cuda", "level"),
+    [
+        (LOCAL, "12.9", "error"),
+        (LOCAL, "13.0", "ok"),
+        (LOCAL, None, "warn"),
+        (BLACKWELL, "13.0", "warn"),  # the torch of another machine
+        (HOPPER, "12.9", None),
+    ],
+)
+def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(
+    flag: str, machine: Device, cuda: str | None, level: str | None
+) -> None:
+    settings = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
+    found = list(check_linear_backends(settings, machine, cuda))
+    assert [each.level for each in found] == ([level] if level else [])
+    assert machine is not LOCAL or (cuda or "unknown") in found[0].value

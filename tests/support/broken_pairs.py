@@ -153,6 +153,7 @@ BROKEN: list[Broken] = [
     _key("lilicorr_hidden_size", 64, "lilicorr_hidden_size"),
     _key("sample_from_anchor", False, "sample_from_anchor"),
     _key("hidden_act", "swigluoai", "swigluoai"),
+    _key("kv_lora_rank", 512, "latent attention (MLA)"),
     # quantised drafters: of a kind that is not dequantised, without its factors
     _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
     _key("quantization_config", NVFP4, "quantised by modelopt in the format NVFP4"),
