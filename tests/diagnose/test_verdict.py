@@ -160,16 +160,18 @@ def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
 
 def test_replicas_and_groups_of_ranks_are_read_together() -> None:
     """Two of three have enough blocks; on the last one drafting does not pay."""
-    worker = server_info()["internal_states"][0]["sglang_dflash"] | {"steps_by_width": {"16": 10}}
-    worker |= {"blocks_by_accept_length": {"4": 10}, "copied_tokens": 3}
     cause = {"cause": "quantised target", "evidence": "fp8"}
     bad = {"pays": False, "accept_length": 1.5, "break_even": 1.5, "known": {"nan": "2"}, "causes": [cause]}
     unknown = {"pays": None, "accept_length": None, "break_even": 1.5, "known": {"fp8": None}}
-    others: list[dict[str, Any]] = [
-        {"drafting": unknown, "steps_by_width": {}, "blocks_by_accept_length": {}},
-        {"drafting": bad, "steps_by_width": {"16": 5, "1": 2}, "blocks_by_accept_length": {"1": 20}},
+    workers = [
+        WORKER | {"copied_tokens": 3, "drafting": drafting, "steps_by_width": steps, "blocks_by_accept_length": blocks}
+        for drafting, steps, blocks in (
+            (WORKER["drafting"], {"16": 10}, {"4": 10}),
+            (unknown, {}, {}),
+            (bad, {"16": 5, "1": 2}, {"1": 20}),
+        )
     ]
-    info = server_info() | {"internal_states": [{"sglang_dflash": worker | each} for each in ({}, *others)]}
+    info = server_info() | {"internal_states": [{"sglang_dflash": worker} for worker in workers]}
     server = Server(info)
     assert server.pays is False and server.recent_accept_length == (6.5 + 1.5) / 2
     assert server.known == {"nan": "2", "fp8": None} and "quantised target" in str(server.recent_cause)

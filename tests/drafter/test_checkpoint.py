@@ -20,12 +20,8 @@ from tests.support.trainers import config, tensors_of, write_target
 CONFIG = DrafterConfig.from_dict(drafter())
 
 
-def test_every_layer_and_the_context_projection_are_expected() -> None:
-    shapes = expected_shapes(CONFIG)
-    assert shapes["fc.weight"] == (64, 3 * 64)
-    assert shapes["layers.1.self_attn.q_proj.weight"] == (64, 64)
-    assert shapes["layers.1.self_attn.k_proj.weight"] == (32, 64)
-    assert not any(name.endswith("bias") for name in shapes) and len(shapes) == 2 * 11 + 3
+def test_biases_are_expected_where_the_configuration_states_them() -> None:
+    assert not any(name.endswith("bias") for name in expected_shapes(CONFIG))
     with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
     assert {name.split(".")[3] for name in with_bias if name.endswith("bias")} == {f"{each}_proj" for each in "qkvo"}
 

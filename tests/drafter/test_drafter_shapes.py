@@ -40,33 +40,29 @@ FACTOR, ORIGINAL = 4.0, 64
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
 CAPPED = {"output_multiplier": 0.25, "final_logit_softcapping": 3.0}
 YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
+NARROW = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}
+WIDE = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}
+THREE = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}
 ALL_SLIDING = {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}
 INTERLEAVED = {"layer_types": (SLIDING, FULL, SLIDING), "sliding_window": WINDOW}
+THREE_TAPS = {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3}
+TWO_WAYS = {"is_causal": False}
+PUBLISHED = "DFlash2, as published: bidirectional sliding, narrower than its block"
 # Changes to the plain drafter's configuration, further keys of its file, and the block size on the command line.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
-    "one KV head, narrow heads, block size of the checkpoint": (
-        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}, {}, None
-    ),
-    "as many KV heads as heads, wide heads, one target layer": (
-        {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}, {}, 16
-    ),
+    "one KV head, narrow heads, block size of the checkpoint": (NARROW, {}, None),
+    "as many KV heads as heads, wide heads, one target layer": (WIDE, {}, 16),
     "all sliding, block size of the flag": (ALL_SLIDING, {}, 5),
-    "interleaved, other heads": (
-        INTERLEAVED | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}, {}, 16
-    ),
+    "interleaved, other heads": (INTERLEAVED | THREE, {}, 16),
     "causal full attention": ({}, {"is_causal": True}, 16),
-    "bidirectional sliding attention": (ALL_SLIDING, {"is_causal": False}, 16),
+    "bidirectional sliding attention": (ALL_SLIDING, TWO_WAYS, 16),
     "YaRN": ({}, {"rope_scaling": YARN}, 16),
     "DFlash2, full": (DFLASH2 | {"selector_top_k": 16}, {}, None),
-    "DFlash2, as published: bidirectional sliding, narrower than its block": (
-        DFLASH2 | ALL_SLIDING | {"block_size": 8}, {"is_causal": False}, 5
-    ),
-    "DFlash2, interleaved, three taps, capped logits": (
-        DFLASH2 | CAPPED | INTERLEAVED | {"layer_types": (SLIDING, FULL), "conv_kernel_size": 3}, {}, 12
-    ),
+    PUBLISHED: (DFLASH2 | ALL_SLIDING | {"block_size": 8}, TWO_WAYS, 5),
+    "DFlash2, interleaved, three taps, capped logits": (DFLASH2 | CAPPED | THREE_TAPS, {}, 12),
     "DFlash2, blocks of two": (DFLASH2, {}, 2),
     "scaled input embeddings": ({}, {"input_embedding_scale": 8.0}, 16),
-}  # fmt: skip
+}
 WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
 
 

@@ -22,6 +22,7 @@ from tests.support.configs import drafter, write_model
 from tests.support.trainers import SERVED, config, plain_config, tensors_of, write_target
 
 VOCABULARY = {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}
+SPECULATORS = config("speculators")
 Placed = dict[tuple[str, str | int | None], Tensor]
 
 
@@ -76,8 +77,7 @@ def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> N
 
 
 def test_scales_of_a_speculators_drafter_are_kept() -> None:
-    written = {**config("speculators"), "input_embedding_scale": 2.5, "logit_scale": 0.5}
-    found = DrafterConfig.from_dict(written)
+    found = DrafterConfig.from_dict({**SPECULATORS, "input_embedding_scale": 2.5, "logit_scale": 0.5})
     assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
@@ -90,7 +90,6 @@ def test_a_dflash2_drafter_of_speculators_is_not_causal_unless_its_file_states_i
     assert DrafterConfig.from_dict({**written, "sliding_window_non_causal": False}).causal == (True, True)
 
 
-SPECULATORS = config("speculators")
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # Its block has no token for the anchor, which alone would make it another kind.
     (drafter(architectures=["Qwen3XPressModel"], sample_from_anchor=False), "XPress.*, which SGLang does not"),

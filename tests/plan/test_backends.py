@@ -15,45 +15,44 @@ from sglang_dflash.plan.rules import check_backends, check_rules
 from sglang_dflash.plan.settings import Settings
 from tests.support.configs import drafter, pair_of
 
-HOPPER = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
-BLACKWELL = Device("gpu", "NVIDIA B200", 180 << 30, (10, 0))
-WORKSTATION = Device("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
+HOPPER, BLACKWELL = GPUS["h200"], GPUS["b200"]
 LOCAL = replace(BLACKWELL, is_local=True)
-AMPERE = Device("gpu", "NVIDIA A100", 80 << 30, (8, 0))
 
 
 def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
+TARGET, DRAFTER = "--attention-backend", "--speculative-draft-attention-backend"
+
+
 @pytest.mark.parametrize(
-    ("machine", "flag", "name", "fits"),
+    ("gpu", "flag", "name", "fits"),
     [
-        (HOPPER, "--attention-backend", "fa3", True),
-        (AMPERE, "--attention-backend", "fa3", True),
-        (BLACKWELL, "--attention-backend", "fa3", False),
-        (WORKSTATION, "--attention-backend", "fa3", False),
-        (BLACKWELL, "--attention-backend", "trtllm_mha", True),
-        (HOPPER, "--attention-backend", "trtllm_mha", True),
-        (AMPERE, "--attention-backend", "trtllm_mha", False),
-        (BLACKWELL, "--speculative-draft-attention-backend", "fa4", True),
-        (WORKSTATION, "--speculative-draft-attention-backend", "fa4", False),
-        (AMPERE, "--attention-backend", "triton", True),
-        (HOPPER, "--attention-backend", "aiter", False),
+        ("h200", TARGET, "fa3", True),
+        ("a100", TARGET, "fa3", True),
+        ("b200", TARGET, "fa3", False),
+        ("rtx-pro-6000", TARGET, "fa3", False),
+        ("b200", TARGET, "trtllm_mha", True),
+        ("h200", TARGET, "trtllm_mha", True),
+        ("a100", TARGET, "trtllm_mha", False),
+        ("b200", DRAFTER, "fa4", True),
+        ("rtx-pro-6000", DRAFTER, "fa4", False),
+        ("a100", TARGET, "triton", True),
+        ("h200", TARGET, "aiter", False),
     ],
 )
-def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Device, flag: str, name: str, fits: bool) -> None:
-    (finding,) = check_backends(options(flag, name), machine, hybrid=True)
+def test_a_backend_that_the_gpu_cannot_run_is_an_error(gpu: str, flag: str, name: str, fits: bool) -> None:
+    (finding,) = check_backends(options(flag, name), GPUS[gpu], hybrid=True)
     assert (finding.level == "ok") is fits
     if not fits:
-        assert name in finding.value and machine.name in finding.value
+        assert name in finding.value and GPUS[gpu].name in finding.value
         assert flag in finding.remedy
 
 
 SLIDES = pair_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64))
 MIXED = pair_of(drafter(layer_types=["sliding_attention", "full_attention"], sliding_window=64))
-FLASHINFER = ("--attention-backend", "flashinfer")
-FLASHINFER_DRAFTS = ("--speculative-draft-attention-backend", "flashinfer")
+FLASHINFER, FLASHINFER_DRAFTS = (TARGET, "flashinfer"), (DRAFTER, "flashinfer")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ FLASHINFER_DRAFTS = ("--speculative-draft-attention-backend", "flashinfer")
         (FLASHINFER_DRAFTS, SLIDES, "h200", "warn", "fa3"),
         (FLASHINFER, SLIDES, "b200", "note", "triton"),
         (FLASHINFER, pair_of(drafter()), "h200", None, None),
-        ((*FLASHINFER, "--speculative-draft-attention-backend", "fa3"), SLIDES, "h200", "ok", None),
+        ((*FLASHINFER, DRAFTER, "fa3"), SLIDES, "h200", "ok", None),
         ((), SLIDES, "h200", "ok", None),
         ((), SLIDES, "b200", "ok", None),  # trtllm_mha
         ((), MIXED, "b200", "ok", None),  # fa4
@@ -76,9 +75,8 @@ def test_flashinfer_waits_for_the_device_with_a_drafter_that_slides(
     flags: tuple[str, ...], pair: Pair, gpu: str, level: str | None, instead: str | None
 ) -> None:
     """Where SGLang chooses it too; a warning is for a choice that the user made for the drafter."""
-    found = [
-        each for each in check_rules(options(*flags), pair, GPUS[gpu]) if each.about == "drafter's attention backend"
-    ]
+    rules = check_rules(options(*flags), pair, GPUS[gpu])
+    found = [each for each in rules if each.about == "drafter's attention backend"]
     assert [each.level for each in found] == ([level] if level else [])
     assert not instead or found[0].remedy == f"set --speculative-draft-attention-backend {instead}"
 
@@ -92,12 +90,10 @@ def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatc
     major, minor = GPUS[gpu].capability or (0, 0)
     facts = {"is_sm100": major == 10, "is_hopper_with_cuda_12_3": major == 9, "is_hip": False, "has_flashinfer": True}
     monkeypatch.setattr(model_override_base, "get_platform", lambda: SimpleNamespace(**facts))
-    in_tree = SimpleNamespace(is_out_of_tree=lambda: False)
-    monkeypatch.setattr(model_override_base, "current_platform", in_tree)
+    monkeypatch.setattr(model_override_base, "current_platform", SimpleNamespace(is_out_of_tree=lambda: False))
     monkeypatch.setattr(model_override_base, "is_no_spec_infer_or_topk_one", lambda _: True)
-    config = SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[]), has_asymmetric_kv=False, has_attention_sinks=0
-    )
+    hf = SimpleNamespace(architectures=[])
+    config = SimpleNamespace(hf_config=hf, has_asymmetric_kv=False, has_attention_sinks=0)
     args = SimpleNamespace(speculative_algorithm="DFLASH", speculative_eagle_topk=None)
     assert GPUS[gpu].default_backend == model_override_base.get_default_attn_backend(args, False, config)
     assert set(choices.DRAFT_ATTENTION_BACKEND_CHOICES) - {"torch_dflash"} == DRAFT_BACKENDS

@@ -14,7 +14,6 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide
@@ -60,20 +59,6 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
     assert plan.widths is not None and plan.widths.widths == (1, 4, 16)
     with pytest.raises(DFlashError, match="width 16"):
         decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value"),
-    [("check.memory.unproven_kind", lambda _: "any layers"), ("check.memory._stated_size", lambda _: 0)],
-)
-def test_a_target_of_unknown_size_is_planned_without_memory(
-    attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"sglang_dflash.{attribute}", value)
-    report = preflight(arguments(), GPUS["h200"])
-    assert report.plan is not None and report.plan.replay and report.memory is None
-    [finding] = [each for each in report.findings if each.about == "memory"]
-    assert "known" in str(finding)
 
 
 @pytest.mark.sglang

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -57,15 +59,13 @@ def test_it_is_served(pair: str, spelling: dict[str, Any]) -> None:
     ],
 )
 def test_a_missing_condition_is_named(
-    pair: str, changed: dict[str, Any], found: str, remedy: str, on_cpu: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setenv(SKIP_GATHER, changed.get("skip_gather", "0"))
+    pair: str, changed: dict[str, Any], found: str, remedy: str, on_cpu: bool, tmp_path: Path
+) -> None:
     if pair == "llama":
         pair = "tiny-dense"
         changed = {"model_path": str(copy_of(target_path(pair), tmp_path / "llama", {}, model_type="llama"))}
-    with pytest.raises(DFlashError) as caught:
+    environment = {SWITCH: "", SKIP_GATHER: changed.get("skip_gather", "0")}
+    with patch.dict(os.environ, environment), pytest.raises(DFlashError) as caught:
         reason(pair, on_cpu=on_cpu, **changed)
     assert caught.value.value.startswith("DP attention over 2 groups of ranks with ") and found in caught.value.value
     assert remedy in caught.value.remedy

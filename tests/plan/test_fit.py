@@ -69,10 +69,6 @@ def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
     served = report.memory.served
     sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes, replay=served.replay)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
-    for advice in report.advice:
-        if advice.flag.startswith("--mem-fraction-static"):
-            wider = memory_of(name, *flags, *advice.flag.split(), on=GPUS[gpu])
-            assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
 
 
 # Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
@@ -125,14 +121,11 @@ def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypa
 
 
 def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
+    flags = ("--disaggregation-mode", "prefill")
     report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
-    served, verifying = report.memory.served, sizing(*flags[:2])
-    assert report.memory.other is None
-    assert served.bytes["scratch"] == 0 and served.tokens > 300_000
-    assert served.running > fit(verifying, report.memory.static_bytes).running
-    assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
+    assert report.plan is not None and report.plan.describe()["states"] == "kept"
+    assert report.memory is not None and report.memory.other is None
+    assert report.memory.served.bytes["scratch"] == 0
     assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
 
 
