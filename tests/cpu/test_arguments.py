@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,24 +57,21 @@ def arguments(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**unset, "model_path": "Qwen/Qwen3.5-4B", **fields})
 
 
-def test_unknown_attention_backend_is_named() -> None:
-    check_before_model(arguments(attention_backend="fa3"), ["fa3", ATTENTION_BACKEND])
-    with pytest.raises(DFlashError, match="attention_backend='fa33'"):
-        check_before_model(arguments(attention_backend="fa33"), ["fa3", ATTENTION_BACKEND])
-
-
-def test_missing_model_path(tmp_path: Any) -> None:
+def test_an_unknown_attention_backend_and_a_missing_model_are_named(tmp_path: Path) -> None:
     for path in (str(tmp_path), "Qwen/Qwen3.5-4B", "s3://bucket/a/b"):
-        check_before_model(arguments(model_path=path), [])
-    with pytest.raises(DFlashError, match="does not exist"):
-        check_before_model(arguments(model_path=str(tmp_path / "nothing")), [])
+        check_before_model(arguments(model_path=path, attention_backend="fa3"), ["fa3"])
+    for wrong, named in (
+        ({"attention_backend": "fa33"}, "attention_backend='fa33'"),
+        ({"model_path": str(tmp_path / "nothing")}, "does not exist"),
+    ):
+        with pytest.raises(DFlashError, match=named):
+            check_before_model(arguments(**wrong), ["fa3"])
 
 
 @given(st.integers(1, 64), st.integers(1, 16))
 def test_every_rank_gets_cores_and_no_core_idles(cores: int, ranks: int) -> None:
     groups = threads.cores_per_rank(list(range(cores)), ranks)
-    assert len(groups) == ranks
-    assert all(groups)
+    assert len(groups) == ranks and all(groups)
     if ranks <= cores:
         assert sorted(core for group in groups for core in group) == list(range(cores))
 
@@ -91,22 +89,18 @@ def test_environment_defaults_leave_the_users_choice(monkeypatch: pytest.MonkeyP
     assert threads.environment_defaults(1, "float32") == {}
 
 
-DENSE = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
-
-
 def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang would take a fraction of what is free when it makes the pools: 12 GB for a tiny model."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 << 30, available=64 << 20))
-    hf = PretrainedConfig(**DENSE)
-    model = SimpleNamespace(hf_text_config=hf, dtype=torch.float32, context_len=4096, **{**DENSE, "head_dim": 32})
-    unset = dict.fromkeys(("max_running_requests", "max_total_tokens"))
-    cfg = SimpleNamespace(disaggregation_mode="null", **unset)
+    dense = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
+    hf = PretrainedConfig(**dense)
+    model = SimpleNamespace(hf_text_config=hf, dtype=torch.float32, context_len=4096, head_dim=32, **dense)
+    cfg = SimpleNamespace(disaggregation_mode="null", max_running_requests=None, max_total_tokens=None)
     assert _defaults(cfg, model)["max_total_tokens"] == 32 * 4096
 
 
-NOT_SET = ("quantization", "enable_lora", "lora_paths")
-NO_DRAFTER = ("speculative_draft_model_path", "speculative_draft_model_quantization")
-PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys((*NOT_SET, *NO_DRAFTER))}
+NOT_SET = "quantization enable_lora lora_paths speculative_draft_model_path speculative_draft_model_quantization"
+PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys(NOT_SET.split())}
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The attention backend with SGLang's own layers, batches and pools, against a loop; the K/V pool."""
+"""The attention backend with SGLang's own layers, batches and pools, against fp64; the K/V pool."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
-from sglang_dflash_cpu.layers.attention_math import (
-    Contexts,
-    attend_prompt,
-    attend_prompt_rows,
-    attend_rows,
-    row_keys,
-)
+from sglang_dflash_cpu.layers.attention_math import Contexts, attend_prompt, attend_prompt_rows, attend_rows, row_keys
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 
 pytestmark = pytest.mark.sglang
@@ -45,24 +39,15 @@ def layer(
     )
 
 
-def loop_attention(q: Tensor, k: Tensor, v: Tensor, allowed: list[list[bool]], scale: float) -> Tensor:
-    """``q [T, H, D]`` over ``k, v [C, G, D]`` with ``allowed[t][c]``: one query and head at a time, fp64."""
-    out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
-    for t in range(q.shape[0]):
-        readable = [c for c in range(k.shape[0]) if allowed[t][c]]
-        for head in range(q.shape[1]):
-            group = head // (q.shape[1] // k.shape[1])
-            scores = torch.stack([q[t, head].double() @ k[c, group].double() * scale for c in readable])
-            weights = torch.softmax(scores, 0)
-            out[t, head] = sum(w * v[c, group].double() for w, c in zip(weights, readable, strict=True))
-    return out
-
-
-def rule(query: int, key: int, *, causal: bool, window: int | None) -> bool:
-    """Whether the query at one position may read the key at another."""
-    if causal and key > query:
-        return False
-    return window is None or abs(query - key) <= window
+def attention(q: Tensor, k: Tensor, v: Tensor, first: int, *, causal: bool, window: int | None) -> Tensor:
+    """Queries ``[T, H, D]`` from position ``first`` over keys and values ``[C, G, D]`` from position 0, in fp64."""
+    k, v = (each.double().repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
+    distance = torch.arange(first, first + len(q))[:, None] - torch.arange(len(k))
+    hidden = (distance < 0) & causal
+    if window is not None:
+        hidden |= distance.abs() > window
+    scores = torch.einsum("thd,chd->htc", q.double(), k) * SCALE
+    return torch.einsum("htc,chd->thd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
 class Requests:
@@ -85,7 +70,7 @@ class Requests:
         return self.table.req_to_token[self.rows[request], start:stop].long()
 
     def run(
-        self, mode: ForwardMode, layers: list[RadixAttention], starts: list[int], stops: list[int], **fields: Any
+        self, mode: ForwardMode, layers: list[RadixAttention], starts: list[int], stops: list[int]
     ) -> tuple[Tensor, list[Tensor]]:
         """One forward of positions ``starts .. stops - 1``: queries, and the output of every layer."""
         spans = list(zip(range(len(self.lens)), starts, stops, strict=True))
@@ -99,7 +84,6 @@ class Requests:
             seq_lens_sum=0,
             extend_prefix_lens_cpu=starts,
             extend_seq_lens_cpu=[b - a for a, b in zip(starts, stops, strict=True)],
-            **fields,
         )
         q = torch.randn(sum(stops) - sum(starts), HEADS, DIM)
         k = torch.cat([self.k[i][a:b] for i, a, b in spans])
@@ -110,13 +94,11 @@ class Requests:
     def expect(
         self, q: Tensor, out: Tensor, starts: list[int], stops: list[int], causal: bool, window: int | None
     ) -> None:
-        first = 0
-        for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            allowed = [[rule(p, c, causal=causal, window=window) for c in range(stop)] for p in range(start, stop)]
-            last = first + stop - start
-            want = loop_attention(q[first:last], self.k[i][:stop], self.v[i][:stop], allowed, SCALE)
-            torch.testing.assert_close(out.view(-1, HEADS, DIM)[first:last].double(), want, atol=1e-5, rtol=1e-5)
-            first = last
+        lens = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        parts = zip(q.split(lens), out.view(-1, HEADS, DIM).split(lens), self.k, self.v, starts, stops, strict=True)
+        for asked, found, k, v, start, stop in parts:
+            want = attention(asked, k[:stop], v[:stop], start, causal=causal, window=window)
+            torch.testing.assert_close(found.double(), want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("lens", [[11], [3, 24, 9]], ids=str)
@@ -124,25 +106,28 @@ def test_every_forward_mode_on_full_and_sliding_layers(lens: list[int]) -> None:
     """A prompt in two chunks, a decode, a verification and a drafter's block, each on both layers."""
     torch.manual_seed(len(lens))
     requests = Requests(lens)
-    layers, windows = [layer(0), layer(1, window=WINDOW)], [None, WINDOW]
-    begin, half, end = [0] * len(lens), [n // 2 for n in lens], lens
-    prompt = [(ForwardMode.EXTEND, begin, half), (ForwardMode.EXTEND, half, end)]
-    one, five = ([n + more for n in end] for more in (1, 5))
-    for mode, starts, stops in [*prompt, (ForwardMode.DECODE, end, one), (ForwardMode.TARGET_VERIFY, one, five)]:
+    target, drafter = (
+        [layer(0, kind=kind), layer(1, window=WINDOW, kind=kind)]
+        for kind in (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
+    )
+    begin, half = [0] * len(lens), [n // 2 for n in lens]
+    one, five, nine = ([n + more for n in lens] for more in (1, 5, 9))
+    for mode, layers, starts, stops in (
+        (ForwardMode.EXTEND, target, begin, half),
+        (ForwardMode.EXTEND, target, half, lens),
+        (ForwardMode.DECODE, target, lens, one),
+        (ForwardMode.TARGET_VERIFY, target, one, five),
+        (ForwardMode.TARGET_VERIFY, drafter, five, nine),
+    ):
         q, outs = requests.run(mode, layers, starts, stops)
-        for out, window in zip(outs, windows, strict=True):
-            requests.expect(q, out, starts, stops, causal=True, window=window)
-    block = [layer(0, kind=AttentionType.ENCODER_ONLY), layer(1, window=WINDOW, kind=AttentionType.ENCODER_ONLY)]
-    nine = [n + 9 for n in end]
-    q, outs = requests.run(ForwardMode.TARGET_VERIFY, block, five, nine)
-    for out, window in zip(outs, windows, strict=True):
-        requests.expect(q, out, five, nine, causal=False, window=window)
+        for out, window in zip(outs, (None, WINDOW), strict=True):
+            requests.expect(q, out, starts, stops, causal=layers is target, window=window)
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_a_prompts_rows_are_the_same_bits_however_it_is_split(window: int | None) -> None:
     """As SGLang's deterministic Triton kernel: a prefix from the cache changes nothing."""
-    q, k, v = torch.randn(150, HEADS, DIM), torch.randn(150, KV_HEADS, DIM), torch.randn(150, KV_HEADS, DIM)
+    q, k, v = (torch.randn(150, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     rule: dict[str, Any] = {"window": window, "scale": SCALE}
     whole = attend_prompt_rows(q, k, v, prefix=0, **rule)
     torch.testing.assert_close(whole, attend_prompt(q, k, v, prefix=0, causal=True, **rule))

@@ -52,10 +52,7 @@ def test_every_override_overrides_something(ours: type, theirs: type, private: t
     assert public
     for name in (*public, *private):
         assert hasattr(theirs, name), f"{theirs.__name__} has no {name}"
-        got = inspect.signature(getattr(ours, name)).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in got.values()):
-            continue
-        wanted = [
-            n for n, p in inspect.signature(getattr(theirs, name)).parameters.items() if p.kind is not p.VAR_KEYWORD
-        ]
-        assert set(wanted) <= set(got), f"{ours.__name__}.{name} does not take {set(wanted) - set(got)}"
+        got, wanted = (inspect.signature(getattr(kind, name)).parameters for kind in (ours, theirs))
+        if not any(p.kind is p.VAR_KEYWORD for p in got.values()):
+            missing = {n for n, p in wanted.items() if p.kind is not p.VAR_KEYWORD} - set(got)
+            assert not missing, f"{ours.__name__}.{name} does not take {missing}"

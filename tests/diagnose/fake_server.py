@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from typing import Any
+from unittest import mock
+
+import httpx
 
 INFO: dict[str, Any] = {
     "speculative_algorithm": "DFLASH",
@@ -47,44 +50,27 @@ def serve(
     answers: int = 1000,
     stuck: Callable[[], object] = lambda: None,
 ) -> Iterator[str]:
-    """Serve on a free port; yields the URL.
+    """Answer every client of this process; yields a URL.
 
     Args:
         status: of every reply.
         accepted: drafts per verify step of every answer.
         answers: number of prompts that are answered; the first one beyond them calls ``stuck``.
     """
-    left, ended = iter(range(answers)), threading.Event()
+    left = iter(range(answers))
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._reply(info)
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if self.path == "/v1/tokenize":
-                self._reply({"tokens": [*json.dumps(body).encode()]})
-            elif next(left, None) is None:
+    async def reply(request: httpx.Request) -> httpx.Response:
+        content: Any = info
+        if request.url.path == "/v1/tokenize":
+            content = {"tokens": [*request.content]}
+        elif request.url.path == "/generate":
+            if next(left, None) is None:
                 stuck()
-                ended.wait()
-            else:
-                self._reply({"text": "", "meta_info": meta(body["sampling_params"]["max_new_tokens"], accepted)})
+                await asyncio.Event().wait()
+            tokens = json.loads(request.content)["sampling_params"]["max_new_tokens"]
+            content = {"text": "", "meta_info": meta(tokens, accepted)}
+        return httpx.Response(status, json=content)
 
-        def _reply(self, content: Any) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        ended.set()
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    client = partial(httpx.AsyncClient, transport=httpx.MockTransport(reply))
+    with mock.patch.object(httpx, "AsyncClient", client):
+        yield "http://server"

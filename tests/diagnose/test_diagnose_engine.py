@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.verdict import Report, diagnose
+from tests.diagnose.test_command import PROBES
 from tests.support.servers import Server, dflash_server
 
 pytestmark = pytest.mark.engine
@@ -34,8 +35,7 @@ def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     assert found.server.worker == "sglang-dflash" and found.probes[0].template and found.server.known == {}
     assert (found.server.requests["asked"], found.server.requests["running"]) == (16, 16)
     assert found.stated is not None and not found.is_low, found.measured
-    names = "chat template", "thinking on", "raw prompts", "temperature 1", "long context", "all at once"
-    assert tuple(rows) == names
+    assert tuple(rows) == PROBES
     assert all(1 < row["accept length"] <= 16 and row["width"] == 16 for row in rows.values()), rows
     # Greedy in float32: eight users get the blocks of one user.
     accepted = [

@@ -37,18 +37,15 @@ def report(
 ) -> Report:
     """The report of a healthy server, unless something is planted."""
     drafting = WORKER["drafting"] | (drafting or {})
-    variations = [
-        probe("thinking off", 4.0, THINKING[False]),
-        probe("raw prompts", 2.0, NO_TEMPLATE),
-        probe("temperature 1", 6.2, SAMPLING),
-    ]
+    planted = (("thinking off", 4.0, THINKING[False]), ("raw prompts", 2.0, NO_TEMPLATE), ("hot", 6.2, SAMPLING))
+    variations = [probe(*each) for each in planted]
     first, last = (probe(name, measured, template=template, width=step_width) for name in ("chat template", "8 users"))
     server = Server(server_info(drafting=drafting, **info))
     return Report(server, [first, *(variations if template else []), last], reference)
 
 
-def requests(running: int, cap: str, raised_by: str) -> dict[str, Any]:
-    return {"asked": 48, "running": running, "capped_by": cap, "raised_by": raised_by}
+def requests(raised_by: str) -> dict[str, Any]:
+    return {"asked": 48, "running": 12, "capped_by": "recurrent states", "raised_by": raised_by}
 
 
 def known(**causes: str | None) -> dict[str, Any]:
@@ -70,44 +67,33 @@ def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
     assert healthy.verdict == [] and "\nHEALTHY: " in str(healthy), str(healthy)
 
 
+OTHER_DRAFTER = ("drafter of another target", "--speculative-draft-model-path")
+CHATS = ("'raw prompts'", "/v1/chat/completions")
+UNPAID: dict[str, Any] = {"pays": False, "causes": [{"cause": "drafter"}]}
+LOAD = {"pays": False, "causes": [{"cause": "load", "remedy": "wait"}]}
+STATES = ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-static")
+
+
 @pytest.mark.parametrize(
     ("found", "named"),
     [
-        (report(1.4), ("drafter of another target", "--speculative-draft-model-path")),
-        (report(1.4, None), ("drafter of another target", "--speculative-draft-model-path")),
+        (report(1.4), OTHER_DRAFTER),
+        (report(1.4, None), OTHER_DRAFTER),
         (report(4.0), ("Likely cause: drafter.", "--speculative-draft-model-revision")),
         (report(4.0, drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
         (report(drafting=known(float16=None)), ("float16", "--dtype bfloat16")),
-        (
-            report(1.4, drafting=known(drafter_older_than_target="step 2")),
-            ("drafter older than target", "selector draft"),
-        ),
+        (report(1.4, drafting=known(drafter_older_than_target="2")), ("drafter older than target", "selector draft")),
         (report(4.0, drafting=known(quantised_drafter="fp8")), ("fp8", "--speculative-draft-model-quantization")),
         (report(4.0, template=False), ("no chat template", "--chat-template")),
         (report(template=False), ("no chat template", "--chat-template")),
-        (report(drafting={"accept_length": 2.1}), ("'raw prompts'", "/v1/chat/completions")),
+        (report(drafting={"accept_length": 2.1}), CHATS),
         (report(drafting={"accept_length": 4.4}), ("'thinking off'", '"enable_thinking": true')),
+        (report(drafting=LOAD), ("recent requests", "load. Fix: wait")),
+        (report(drafting=UNPAID | {"accept_length": 2.1}), CHATS),
+        (report(drafting=UNPAID, adaptive=True), ("recent requests", "Likely cause: drafter.")),
+        (report(requests=requests("--mamba-ssm-dtype bfloat16")), STATES),
         (
-            report(drafting={"pays": False, "causes": [{"cause": "load", "remedy": "wait"}]}),
-            ("recent requests", "load. Fix: wait"),
-        ),
-        (
-            report(drafting={"pays": False, "causes": [{"cause": "drafter"}], "accept_length": 2.1}),
-            ("'raw prompts'", "/v1/chat/completions"),
-        ),
-        (
-            report(drafting={"pays": False, "causes": [{"cause": "drafter"}]}, adaptive=True),
-            ("recent requests", "Likely cause: drafter."),
-        ),
-        (
-            report(requests=requests(12, "recurrent states", "--mamba-ssm-dtype bfloat16")),
-            ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-static"),
-        ),
-        (
-            report(
-                requests=requests(12, "recurrent states", "a narrower block"),
-                launch_command="--max-mamba-cache-size 36",
-            ),
+            report(requests=requests("a narrower block"), launch_command="--max-mamba-cache-size 36"),
             ("use a larger --max-mamba-cache-size, a narrower block",),
         ),
     ],
@@ -118,8 +104,8 @@ def test_the_planted_cause_comes_first_with_its_fix(found: Report, named: tuple[
 
 
 def test_at_most_three_sentences_likeliest_cause_first() -> None:
-    drafting = {"known": {"quantised target": "fp8", "drafter of another target": "its target is X", "float16": None}}
-    sentences = report(4.0, drafting=drafting, requests=requests(12, "recurrent states", "less")).verdict
+    drafting = known(quantised_target="fp8", drafter_of_another_target="its target is X", float16=None)
+    sentences = report(4.0, drafting=drafting, requests=requests("less")).verdict
     assert len(sentences) == SENTENCES
     assert "float16" in sentences[0] and "its target is X" in sentences[1]
 
@@ -174,16 +160,18 @@ def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
 
 def test_replicas_and_groups_of_ranks_are_read_together() -> None:
     """Two of three have enough blocks; on the last one drafting does not pay."""
-    worker = server_info()["internal_states"][0]["sglang_dflash"] | {"steps_by_width": {"16": 10}}
-    worker |= {"blocks_by_accept_length": {"4": 10}, "copied_tokens": 3}
     cause = {"cause": "quantised target", "evidence": "fp8"}
     bad = {"pays": False, "accept_length": 1.5, "break_even": 1.5, "known": {"nan": "2"}, "causes": [cause]}
     unknown = {"pays": None, "accept_length": None, "break_even": 1.5, "known": {"fp8": None}}
-    others: list[dict[str, Any]] = [
-        {"drafting": unknown, "steps_by_width": {}, "blocks_by_accept_length": {}},
-        {"drafting": bad, "steps_by_width": {"16": 5, "1": 2}, "blocks_by_accept_length": {"1": 20}},
+    workers = [
+        WORKER | {"copied_tokens": 3, "drafting": drafting, "steps_by_width": steps, "blocks_by_accept_length": blocks}
+        for drafting, steps, blocks in (
+            (WORKER["drafting"], {"16": 10}, {"4": 10}),
+            (unknown, {}, {}),
+            (bad, {"16": 5, "1": 2}, {"1": 20}),
+        )
     ]
-    info = server_info() | {"internal_states": [{"sglang_dflash": worker | each} for each in ({}, *others)]}
+    info = server_info() | {"internal_states": [{"sglang_dflash": worker} for worker in workers]}
     server = Server(info)
     assert server.pays is False and server.recent_accept_length == (6.5 + 1.5) / 2
     assert server.known == {"nan": "2", "fp8": None} and "quantised target" in str(server.recent_cause)

@@ -18,73 +18,62 @@ from tests.support.configs import drafter, write_model
 from tests.support.trainers import config, tensors_of, write_target
 
 CONFIG = DrafterConfig.from_dict(drafter())
-SHAPES = expected_shapes(CONFIG)
 
 
-class TestTensors:
-    def report(self, tensors: dict[str, tuple[int, ...]], **changes: Any) -> LoadReport:
-        result = LoadReport(DrafterConfig.from_dict(drafter(**changes)))
-        list(result.place((name, torch.empty(shape, device="meta")) for name, shape in tensors.items()))
-        return result
-
-    def test_every_layer_and_the_context_projection_are_expected(self) -> None:
-        assert SHAPES["fc.weight"] == (64, 3 * 64)
-        assert SHAPES["layers.1.self_attn.q_proj.weight"] == (64, 64)
-        assert SHAPES["layers.1.self_attn.k_proj.weight"] == (32, 64)
-        assert not any(name.endswith("bias") for name in SHAPES) and len(SHAPES) == 2 * 11 + 3
-        self.report(SHAPES).check(complete=True)
-        with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
-        biased = {name.split(".")[3] for name in with_bias if name.endswith("bias")}
-        assert biased == {f"{module}_proj" for module in "qkvo"}
-
-    def test_a_quantised_checkpoint_is_compared_by_module(self) -> None:
-        quantised = {"quantization_config": {"quant_method": "fp8"}}
-        tensors = {name.replace("proj.weight", "proj.weight_packed"): (1,) for name in SHAPES}
-        self.report(tensors, **quantised).check(complete=True)
-        del tensors["layers.1.self_attn.o_proj.weight_packed"]
-        with pytest.raises(DFlashError, match=r"missing: layers\.1\.self_attn\.o_proj[;)]"):
-            self.report(tensors, **quantised).check(complete=True)
+def test_biases_are_expected_where_the_configuration_states_them() -> None:
+    assert not any(name.endswith("bias") for name in expected_shapes(CONFIG))
+    with_bias = expected_shapes(DrafterConfig.from_dict(drafter(attention_bias=True)))
+    assert {name.split(".")[3] for name in with_bias if name.endswith("bias")} == {f"{each}_proj" for each in "qkvo"}
 
 
-class TestMaskEmbedding:
-    def load(self, folder: Path, content: Any = None, **changes: Any) -> torch.Tensor | None:
-        embedding = {"embedding": torch.arange(64.0), "mask_token_id": 900, **changes}
-        torch.save(content or embedding, folder / MASK_EMBEDDING)
-        return load_mask_embedding(folder / MASK_EMBEDDING, CONFIG)
+def test_a_quantised_checkpoint_is_compared_by_module() -> None:
+    report = LoadReport(DrafterConfig.from_dict(drafter(quantization_config={"quant_method": "fp8"})))
+    names = [name.replace("proj.weight", "proj.weight_packed") for name in expected_shapes(CONFIG)]
+    names.remove("layers.1.self_attn.o_proj.weight_packed")
+    list(report.place((name, torch.empty(1, device="meta")) for name in names))
+    with pytest.raises(DFlashError, match=r"missing: layers\.1\.self_attn\.o_proj[;)]"):
+        report.check(complete=True)
 
-    def test_is_read_where_there_is_one(self, tmp_path: Path) -> None:
-        embedding = self.load(tmp_path, per_position=False)
-        assert embedding is not None and embedding.tolist() == list(range(64))
-        assert load_mask_embedding(None, CONFIG) is None
 
-    @pytest.mark.parametrize(
-        ("changes", "named"),
-        [
-            ({"mask_token_id": 899}, "mask_token_id 899"),
-            ({"mask_token_id": "900"}, "mask_token_id 900"),
-            ({"mask_token_id": None}, "mask_token_id None"),
-            ({"per_position": True}, "one embedding per position"),
-            ({"per_position": torch.ones(3)}, "one embedding per position"),
-            ({"embedding": torch.zeros(15, 64)}, r"shape \[15, 64\]"),
-            ({"embedding": [0.0] * 64}, "cannot be read"),
-            ({"embedding": torch.full((64,), float("nan"))}, "finite floating-point numbers"),
-            ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
-            ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
-            ({"content": [1, 2]}, "cannot be read"),
-            ({"more": torch.zeros(MAX_EMBEDDING // 4)}, "is larger than 16 MiB"),
-        ],
-        ids=lambda value: str(value)[:40],
-    )
-    def test_of_another_drafter_or_without_usable_numbers_is_refused(
-        self, tmp_path: Path, changes: dict[str, Any], named: str
-    ) -> None:
-        with pytest.raises(DFlashError, match=named):
-            self.load(tmp_path, **changes)
+EMBEDDING = {"embedding": torch.arange(64.0), "mask_token_id": 900}
 
-    def test_of_another_format_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / MASK_EMBEDDING).write_bytes(b"not a checkpoint")
-        with pytest.raises(DFlashError, match="cannot be read"):
-            load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
+
+def test_a_mask_embedding_is_read_where_there_is_one(tmp_path: Path) -> None:
+    torch.save({**EMBEDDING, "per_position": False}, tmp_path / MASK_EMBEDDING)
+    embedding = load_mask_embedding(tmp_path / MASK_EMBEDDING, CONFIG)
+    assert embedding is not None and embedding.tolist() == list(range(64))
+    assert load_mask_embedding(None, CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"mask_token_id": 899}, "mask_token_id 899"),
+        ({"mask_token_id": "900"}, "mask_token_id 900"),
+        ({"mask_token_id": None}, "mask_token_id None"),
+        ({"per_position": True}, "one embedding per position"),
+        ({"per_position": torch.ones(3)}, "one embedding per position"),
+        ({"embedding": torch.zeros(15, 64)}, r"shape \[15, 64\]"),
+        ({"embedding": [0.0] * 64}, "cannot be read"),
+        ({"embedding": torch.full((64,), float("nan"))}, "finite floating-point numbers"),
+        ({"embedding": torch.zeros(64, dtype=torch.int32)}, "finite floating-point numbers"),
+        ({"embedding": torch.zeros(64).to_sparse()}, "finite floating-point numbers"),
+        ({"more": torch.zeros(MAX_EMBEDDING // 4)}, "is larger than 16 MiB"),
+        ([1, 2], "cannot be read"),
+        (b"not a checkpoint", "cannot be read"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mask_embedding_of_another_drafter_or_without_usable_numbers_is_refused(
+    tmp_path: Path, content: Any, named: str
+) -> None:
+    file = tmp_path / MASK_EMBEDDING
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(EMBEDDING | content if isinstance(content, dict) else content, file)
+    with pytest.raises(DFlashError, match=named):
+        load_mask_embedding(file, CONFIG)
 
 
 class TestPlainView:
@@ -106,7 +95,6 @@ class TestPlainView:
         written = json.loads((view / "config.json").read_text())
         assert written["architectures"] == ["DFlashDraftModel"] and "speculators_model_type" not in written
         assert DrafterConfig.load(view) == DrafterConfig.load(folder)
-        assert ModelFiles(str(view)).path(MASK_EMBEDDING) == view / MASK_EMBEDDING
         loaded = load_file(view / "model.safetensors")
         assert loaded.keys() == tensors.keys()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
@@ -117,7 +105,7 @@ class TestPlainView:
         first = plain_view(ModelFiles(str(folder)))
         assert first is not None and plain_view(ModelFiles(str(folder))) == first
         assert [entry.name for entry in first.parent.iterdir()] == [first.name]
-        (folder / "config.json").write_text(json.dumps({**config("automodel"), "block_size": 8}))
+        write_model(folder, {**config("automodel"), "block_size": 8})
         assert plain_view(ModelFiles(str(folder))) != first
 
     def test_that_cannot_be_written_is_an_error_with_its_remedy(self, tmp_path: Path, cache: Path) -> None:

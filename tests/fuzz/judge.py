@@ -46,14 +46,10 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     finally:
         _watched, (_, peak) = None, tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert_showable(refusal)
+    # Nothing in the text can drive a terminal, forge a line of a log or fill it.
+    assert refusal.isprintable() and len(refusal) < 20 * MAX_CHARACTERS, ascii(refusal)[:200]
     assert not touched and process_time() - began < SECONDS and peak < MEMORY, (touched, peak)
     assert refusal or not refuse, "accepted"
-
-
-def assert_showable(text: str) -> None:
-    """Nothing in the text can drive a terminal, forge a line of a log or fill it."""
-    assert text.isprintable() and len(text) < 20 * MAX_CHARACTERS, ascii(text)[:200]
 
 
 def _audit(name: str, arguments: tuple[Any, ...]) -> None:

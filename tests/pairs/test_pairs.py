@@ -7,29 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts, split_of
+from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts
 from sglang_dflash_lab.train.loop import read_provenance
 
 
-def questions(task: str, split: str, n: int, seed: int) -> dict[str, str]:
-    """Question text -> key."""
+def drawn(task: str, split: str, n: int, seed: int) -> list[Any]:
     rng = Random(seed)
-    drawn = [draw(task, split, rng) for _ in range(n)]
-    return {example.question: example.key for example in drawn}
+    return [draw(task, split, rng) for _ in range(n)]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
-    train, heldout = questions(task, "train", 1000, 1), questions(task, "heldout", 500, 2)
-    assert not train.keys() & heldout.keys()
-    assert not set(train.values()) & set(heldout.values())
-    assert all(split_of(f"{task}/{key}") == "train" for key in train.values())
-    assert all(split_of(f"{task}/{key}") == "heldout" for key in heldout.values())
+    train, heldout = drawn(task, "train", 1000, 1), drawn(task, "heldout", 500, 2)
+    for part in ("question", "key"):
+        assert not {getattr(each, part) for each in train} & {getattr(each, part) for each in heldout}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -54,8 +51,8 @@ def test_code_that_fails_or_could_harm_does_not_run(body: str) -> None:
     assert not code_task.check(expected, f"```python\ndef f(nums):\n    {body}\n```")
 
 
-DRAFTERS = [(name, kind) for name in NAMES for kind in drafter_kinds(name)]
-FOLDERS = [target_path(name) for name in NAMES] + [drafter_path(name, kind) for name, kind in DRAFTERS]
+DRAFTERS = [drafter_path(name, kind) for name in NAMES for kind in drafter_kinds(name)]
+FOLDERS = [*map(target_path, NAMES), *DRAFTERS]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
@@ -71,15 +68,9 @@ def test_every_model_is_bf16_safetensors_with_its_provenance(folder: Path) -> No
     assert provenance["minutes"] <= 90  # of one core, shared with other work: 45 minutes of two
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_two_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
-
-
-def test_two_processes_may_make_it_at_once(cache: Path) -> None:
     program = "from sglang_dflash_lab.pairs import drafter_path; print(drafter_path('tiny-dense', 'noisy'))"
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = {process.communicate()[0].strip() for process in both}
+    assert {process.communicate()[0].strip() for process in both} == {str(drafter_path("tiny-dense", "noisy"))}
     assert [process.returncode for process in both] == [0, 0]
-    assert printed == {str(drafter_path("tiny-dense", "noisy"))}

@@ -11,7 +11,6 @@ from sglang_dflash.check.advice import Load
 from sglang_dflash.check.machine import asked_about
 from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.pools import Pools
-from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
 from tests.support.configs import checked, memory_of
 
@@ -22,16 +21,13 @@ OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # SGLang's 0.9 stands for thi
 FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype"}
 
 
-def report(*flags: str) -> Report:
-    return checked(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
-
-
 def memory(*flags: str) -> MemoryTable:
     return memory_of(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
 
 
 def advised(*flags: str) -> dict[str, tuple[int, int]]:
-    return {advice.flag: (advice.running, advice.tokens) for advice in report(*flags).advice}
+    report = checked(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
+    return {advice.flag: (advice.running, advice.tokens) for advice in report.advice}
 
 
 @pytest.mark.parametrize(

@@ -9,59 +9,50 @@ import pytest
 
 from sglang_dflash.check.flags import check_linear_backends, parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import DRAFT_BACKENDS, Pair
 from sglang_dflash.plan.rules import check_backends, check_rules
 from sglang_dflash.plan.settings import Settings
 from tests.support.configs import drafter, pair_of
 
-HOPPER = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
-BLACKWELL = Device("gpu", "NVIDIA B200", 180 << 30, (10, 0))
-WORKSTATION = Device("gpu", "NVIDIA RTX PRO 6000", 96 << 30, (12, 0))
-AMPERE = Device("gpu", "NVIDIA A100", 80 << 30, (8, 0))
+HOPPER, BLACKWELL = GPUS["h200"], GPUS["b200"]
+LOCAL = replace(BLACKWELL, is_local=True)
 
 
 def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
-def backends(machine: Device, *flags: str, hybrid: bool = True) -> list[Finding]:
-    return list(check_backends(options(*flags), machine, hybrid=hybrid))
-
-
-def linear(machine: Device, *flags: str) -> list[Finding]:
-    return list(check_linear_backends(options(*flags), machine, None))
+TARGET, DRAFTER = "--attention-backend", "--speculative-draft-attention-backend"
 
 
 @pytest.mark.parametrize(
-    ("machine", "flag", "name", "fits"),
+    ("gpu", "flag", "name", "fits"),
     [
-        (HOPPER, "--attention-backend", "fa3", True),
-        (AMPERE, "--attention-backend", "fa3", True),
-        (BLACKWELL, "--attention-backend", "fa3", False),
-        (WORKSTATION, "--attention-backend", "fa3", False),
-        (BLACKWELL, "--attention-backend", "trtllm_mha", True),
-        (HOPPER, "--attention-backend", "trtllm_mha", True),
-        (AMPERE, "--attention-backend", "trtllm_mha", False),
-        (BLACKWELL, "--speculative-draft-attention-backend", "fa4", True),
-        (WORKSTATION, "--speculative-draft-attention-backend", "fa4", False),
-        (AMPERE, "--attention-backend", "triton", True),
-        (HOPPER, "--attention-backend", "aiter", False),
+        ("h200", TARGET, "fa3", True),
+        ("a100", TARGET, "fa3", True),
+        ("b200", TARGET, "fa3", False),
+        ("rtx-pro-6000", TARGET, "fa3", False),
+        ("b200", TARGET, "trtllm_mha", True),
+        ("h200", TARGET, "trtllm_mha", True),
+        ("a100", TARGET, "trtllm_mha", False),
+        ("b200", DRAFTER, "fa4", True),
+        ("rtx-pro-6000", DRAFTER, "fa4", False),
+        ("a100", TARGET, "triton", True),
+        ("h200", TARGET, "aiter", False),
     ],
 )
-def test_a_backend_that_the_gpu_cannot_run_is_an_error(machine: Device, flag: str, name: str, fits: bool) -> None:
-    (finding,) = backends(machine, flag, name)
+def test_a_backend_that_the_gpu_cannot_run_is_an_error(gpu: str, flag: str, name: str, fits: bool) -> None:
+    (finding,) = check_backends(options(flag, name), GPUS[gpu], hybrid=True)
     assert (finding.level == "ok") is fits
     if not fits:
-        assert name in finding.value and machine.name in finding.value
+        assert name in finding.value and GPUS[gpu].name in finding.value
         assert flag in finding.remedy
 
 
 SLIDES = pair_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64))
 MIXED = pair_of(drafter(layer_types=["sliding_attention", "full_attention"], sliding_window=64))
-FLASHINFER = ("--attention-backend", "flashinfer")
-FLASHINFER_DRAFTS = ("--speculative-draft-attention-backend", "flashinfer")
+FLASHINFER, FLASHINFER_DRAFTS = (TARGET, "flashinfer"), (DRAFTER, "flashinfer")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,7 @@ FLASHINFER_DRAFTS = ("--speculative-draft-attention-backend", "flashinfer")
         (FLASHINFER_DRAFTS, SLIDES, "h200", "warn", "fa3"),
         (FLASHINFER, SLIDES, "b200", "note", "triton"),
         (FLASHINFER, pair_of(drafter()), "h200", None, None),
-        ((*FLASHINFER, "--speculative-draft-attention-backend", "fa3"), SLIDES, "h200", "ok", None),
+        ((*FLASHINFER, DRAFTER, "fa3"), SLIDES, "h200", "ok", None),
         ((), SLIDES, "h200", "ok", None),
         ((), SLIDES, "b200", "ok", None),  # trtllm_mha
         ((), MIXED, "b200", "ok", None),  # fa4
@@ -84,9 +75,8 @@ def test_flashinfer_waits_for_the_device_with_a_drafter_that_slides(
     flags: tuple[str, ...], pair: Pair, gpu: str, level: str | None, instead: str | None
 ) -> None:
     """Where SGLang chooses it too; a warning is for a choice that the user made for the drafter."""
-    found = [
-        each for each in check_rules(options(*flags), pair, GPUS[gpu]) if each.about == "drafter's attention backend"
-    ]
+    rules = check_rules(options(*flags), pair, GPUS[gpu])
+    found = [each for each in rules if each.about == "drafter's attention backend"]
     assert [each.level for each in found] == ([level] if level else [])
     assert not instead or found[0].remedy == f"set --speculative-draft-attention-backend {instead}"
 
@@ -100,37 +90,52 @@ def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatc
     major, minor = GPUS[gpu].capability or (0, 0)
     facts = {"is_sm100": major == 10, "is_hopper_with_cuda_12_3": major == 9, "is_hip": False, "has_flashinfer": True}
     monkeypatch.setattr(model_override_base, "get_platform", lambda: SimpleNamespace(**facts))
-    in_tree = SimpleNamespace(is_out_of_tree=lambda: False)
-    monkeypatch.setattr(model_override_base, "current_platform", in_tree)
+    monkeypatch.setattr(model_override_base, "current_platform", SimpleNamespace(is_out_of_tree=lambda: False))
     monkeypatch.setattr(model_override_base, "is_no_spec_infer_or_topk_one", lambda _: True)
-    config = SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[]), has_asymmetric_kv=False, has_attention_sinks=0
-    )
+    hf = SimpleNamespace(architectures=[])
+    config = SimpleNamespace(hf_config=hf, has_asymmetric_kv=False, has_attention_sinks=0)
     args = SimpleNamespace(speculative_algorithm="DFLASH", speculative_eagle_topk=None)
     assert GPUS[gpu].default_backend == model_override_base.get_default_attn_backend(args, False, config)
     assert set(choices.DRAFT_ATTENTION_BACKEND_CHOICES) - {"torch_dflash"} == DRAFT_BACKENDS
 
 
 @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
-def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "dtype", "levels"),
+    [
+        (BLACKWELL, None, ["note"]),  # the server sets it
+        (BLACKWELL, "bfloat16", []),
+        (BLACKWELL, "float32", ["error"]),
+        (HOPPER, None, []),
+        (UNKNOWN_GPU, None, []),
+    ],
+)
+def test_flashinfer_on_blackwell_needs_bfloat16_states(
+    flag: str, machine: Device, dtype: str | None, levels: list[str]
+) -> None:
     """For a verify, with a Triton decode too."""
-    flags = (flag, "flashinfer")
-    assert [each.level for each in linear(BLACKWELL, *flags)] == ["note"]
-    assert options(*flags).needs_bfloat16_states(BLACKWELL)  # the server sets it
-    assert not any(options(*flags).needs_bfloat16_states(machine) for machine in (HOPPER, UNKNOWN_GPU))
-    assert not options(*flags, "--mamba-ssm-dtype", "bfloat16").needs_bfloat16_states(BLACKWELL)
-    assert linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "bfloat16") == []
-    [error] = linear(BLACKWELL, *flags, "--mamba-ssm-dtype", "float32")
-    assert error.level == "error" and flag in error.value and "float32" in error.value
-    assert linear(HOPPER, *flags) == []
+    settings = options(flag, "flashinfer", *(("--mamba-ssm-dtype", dtype) if dtype else ()))
+    found = list(check_linear_backends(settings, machine, None))
+    assert [each.level for each in found] == levels
+    assert settings.needs_bfloat16_states(machine) is (machine is BLACKWELL and dtype is None)
+    assert all(flag in each.value and "float32" in each.value for each in found if each.level == "error")
 
 
-@pytest.mark.parametrize(("cuda", "level"), [("12.9", "error"), ("13.0", "ok"), (None, "warn")])
 @pytest.mark.parametrize("flag", ["--linear-attn-prefill-backend", "--linear-attn-backend"])
-def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(flag: str, cuda: str | None, level: str) -> None:
-    args = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
-    [finding] = check_linear_backends(args, replace(BLACKWELL, is_local=True), cuda)
-    assert finding.level == level and (cuda or "unknown") in finding.value
-    [elsewhere] = check_linear_backends(args, BLACKWELL, cuda)
-    assert elsewhere.level == "warn"  # the torch of another machine
-    assert not list(check_linear_backends(args, HOPPER, cuda))
+@pytest.mark.parametrize(
+    ("machine", "cuda", "level"),
+    [
+        (LOCAL, "12.9", "error"),
+        (LOCAL, "13.0", "ok"),
+        (LOCAL, None, "warn"),
+        (BLACKWELL, "13.0", "warn"),  # the torch of another machine
+        (HOPPER, "12.9", None),
+    ],
+)
+def test_flashinfers_linear_prefill_on_blackwell_needs_cuda_13(
+    flag: str, machine: Device, cuda: str | None, level: str | None
+) -> None:
+    settings = options(flag, "flashinfer", "--mamba-ssm-dtype", "bfloat16")
+    found = list(check_linear_backends(settings, machine, cuda))
+    assert [each.level for each in found] == ([level] if level else [])
+    assert machine is not LOCAL or (cuda or "unknown") in found[0].value

@@ -99,11 +99,6 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     return preflight(settings, on)
 
 
-def test_a_pair_too_large_for_the_estimate_is_an_error_that_stops_no_server(tmp_path: Path) -> None:
-    [finding] = [found for found in report(tmp_path, asked_about(None, 1e-4)).findings if found.level == "error"]
-    assert finding.estimated and "weights and one request need more" in finding.value
-
-
 @pytest.mark.parametrize(
     ("flags", "changes", "switch", "on_gpu", "named"),
     [

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide
@@ -63,88 +61,54 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
         decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value"),
-    [("check.memory.unproven_kind", lambda _: "any layers"), ("check.memory._stated_size", lambda _: 0)],
-)
-def test_a_target_of_unknown_size_is_planned_without_memory(
-    attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"sglang_dflash.{attribute}", value)
-    report = preflight(arguments(), GPUS["h200"])
-    assert report.plan is not None and report.plan.replay and report.memory is None
-    [finding] = [each for each in report.findings if each.about == "memory"]
-    assert "known" in str(finding)
-
-
 @pytest.mark.sglang
-class TestLaunch:
-    """A hybrid 27B's launch on a GPU, through both of our resolution hooks, with SGLang's own steps left out."""
+def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a hybrid 27B's launch on a GPU, through both of our resolution hooks, with SGLang's own steps left out.
 
-    @pytest.fixture
-    def calls(self, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-        pytest.importorskip("sglang")
-        from sglang_dflash.hooks import launch
+    The processes that are started receive the plan with the pickled arguments and open no configuration.
+    """
+    pytest.importorskip("sglang")
+    from sglang_dflash.drafter import checkpoint as reading
+    from sglang_dflash.hooks import launch, takeover
+    from sglang_dflash.plan import pair_rules
+    from sglang_dflash.upstream import read_record
+    from sglang_dflash.worker.payoff import known_causes
 
-        counted: Counter[str] = Counter()
+    for name, value in {
+        "this_device": lambda _: GPUS["h200"],
+        "check_sglang": lambda: None,
+        "resolving_view": lambda args: args,
+        "model_config_of": lambda args: args,
+        "hybrid_gdn_config": lambda config: config,
+        "_declare": lambda args, **changes: vars(args).update(changes),
+    }.items():
+        monkeypatch.setattr(launch, name, value)
+    rules, decision = (Mock(wraps=getattr(launch, name)) for name in ("check_rules", "decide"))
+    monkeypatch.setattr(launch, "check_rules", rules)
+    monkeypatch.setattr(launch, "decide", decision)
+    opened = Mock(wraps=reading.read_text)
+    for module in (reading, pair_rules):
+        monkeypatch.setattr(module, "read_text", opened)
+    monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
+    settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
+    args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
+    launch.after_model_paths(args, lambda _: None)
+    launch.around_speculation(args, lambda _: None)
+    assert rules.call_count == decision.call_count == 1
+    files = ["/".join(call.args[0].parts[-2:]) for call in opened.call_args_list]
+    assert {"target/config.json", "drafter/config.json"} <= set(files) and len(files) == len(set(files))
+    assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
+    assert args.mamba_full_memory_ratio == settings.mamba_full_memory_ratio and not args.speculative_adaptive
+    plan = read_record(args)
+    assert isinstance(plan, ServingPlan)
+    assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
 
-        def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *args, **options: counted.update([name]) or function(*args, **options)
-
-        for name in ("check_rules", "decide"):
-            monkeypatch.setattr(launch, name, counting(name, getattr(launch, name)))
-        for name, value in {
-            "this_device": lambda _: GPUS["h200"],
-            "check_sglang": lambda: None,
-            "resolving_view": lambda args: args,
-            "model_config_of": lambda args: args,
-            "hybrid_gdn_config": lambda config: config,
-            "_declare": lambda args, **changes: vars(args).update(changes),
-        }.items():
-            monkeypatch.setattr(launch, name, value)
-        return counted
-
-    def test_everything_is_decided_once_from_files_that_are_opened_once(
-        self, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The processes that are started receive the plan with the pickled arguments and open no configuration."""
-        from sglang_dflash.drafter import checkpoint as reading
-        from sglang_dflash.hooks import launch, takeover
-        from sglang_dflash.plan import pair_rules
-        from sglang_dflash.upstream import read_record
-        from sglang_dflash.worker.payoff import known_causes
-
-        opened: Counter[str] = Counter()
-        read_text = reading.read_text
-
-        def counting(file: Path) -> str:
-            opened.update([f"{file.parent.name}/{file.name}"])
-            return read_text(file)
-
-        for module in (reading, pair_rules):
-            monkeypatch.setattr(module, "read_text", counting)
-        monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
-        settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
-        args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
-        launch.after_model_paths(args, lambda _: None)
-        launch.around_speculation(args, lambda _: None)
-        assert calls == {"check_rules": 1, "decide": 1}
-        assert opened["target/config.json"] == opened["drafter/config.json"] == 1
-        assert set(opened.values()) == {1}
-        assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
-        assert args.mamba_full_memory_ratio == settings.mamba_full_memory_ratio and not args.speculative_adaptive
-        plan = read_record(args)
-        assert isinstance(plan, ServingPlan)
-        assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
-
-        opened.clear()
-        received = pickle.loads(pickle.dumps(args))
-        monkeypatch.setattr(takeover, "our_worker", lambda: int)
-        monkeypatch.setattr(takeover.serving, "plan", None)
-        assert takeover.worker_for(received) is int and takeover.serving.plan == plan
-        assert plan.files.config and not opened
-        model: Any = SimpleNamespace(
-            model_config=SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target"),
-            req_to_token_pool=SimpleNamespace(size=8),
-        )
-        assert known_causes(plan, model, model) == {} and not opened
+    opened.reset_mock()
+    received = pickle.loads(pickle.dumps(args))
+    monkeypatch.setattr(takeover, "our_worker", lambda: int)
+    monkeypatch.setattr(takeover.serving, "plan", None)
+    assert takeover.worker_for(received) is int and takeover.serving.plan == plan
+    config = SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target")
+    model: Any = SimpleNamespace(model_config=config, req_to_token_pool=SimpleNamespace(size=8))
+    assert plan.files.config and known_causes(plan, model, model) == {}
+    opened.assert_not_called()

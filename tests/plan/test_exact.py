@@ -17,7 +17,6 @@ from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")
 DENSE, HYBRID, EXPERTS = "Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.6-35B-A3B"
-SWITCH = "SGLANG_DFLASH_EXACT"
 
 
 def finding(report: Report) -> Finding | None:
@@ -28,13 +27,6 @@ def plan(name: str, *flags: str, **options: Any) -> Any:
     report = checked(name, FLAG, *flags, **options)
     assert report.plan is not None, report.findings
     return report.plan
-
-
-def reasons(name: str, *flags: str, **text: Any) -> tuple[str, ...]:
-    settings = parse((FLAG, *flags), **card_pair(name))[0]
-    pair = Pair.of(settings)
-    vars(pair)["text"] = {**pair.text, **text}
-    return reasons_against_exact(settings, pair, GPUS["h200"], replay=False)
 
 
 @pytest.mark.parametrize(
@@ -56,41 +48,34 @@ def test_exact(name: str, flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "reason"),
+    ("name", "flags", "keys", "reason"),
     [
-        (HYBRID, (), "SGLang's choice"),
-        (HYBRID, ("--attention-backend", "fa3"), "fa3"),
-        (HYBRID, (*TRITON, "--prefill-attention-backend", "fa3"), "fa3, triton"),
-        (HYBRID, (*TRITON, "--linear-attn-backend", "flashinfer"), "linear-attention backend is flashinfer"),
-        (HYBRID, (*TRITON, "--linear-attn-verify-backend", "flashinfer"), "linear-attention backend is flashinfer"),
-        (HYBRID, (*TRITON, "--enable-linear-replayssm"), "decodes with another kernel"),
-        (HYBRID, (*TRITON, "--dtype", "float32"), "the dtype is float32"),
-        (HYBRID, (*TRITON, "--dtype", "float16"), "the dtype is float16"),
-        (HYBRID, (*TRITON, "--quantization", "fp8"), "quantised (fp8)"),
-        (HYBRID, (*TRITON, "--kv-cache-dtype", "fp8_e4m3"), "fp8_e4m3"),
-        (HYBRID, (*TRITON, "--enable-mixed-chunk"), "--enable-mixed-chunk"),
-        (HYBRID, (*TRITON, "--enable-lora"), "LoRA"),
-        (HYBRID, (*TRITON, "--tp-size", "2"), "--tp-size 2"),
-        (HYBRID, (*TRITON, "--bf16-gemm-backend", "gemv"), "gemv"),
-        (EXPERTS, TRITON, "the MoE runner is auto"),
+        (HYBRID, (), {}, "SGLang's choice"),
+        (HYBRID, ("--attention-backend", "fa3"), {}, "fa3"),
+        (HYBRID, (*TRITON, "--prefill-attention-backend", "fa3"), {}, "fa3, triton"),
+        (HYBRID, (*TRITON, "--linear-attn-backend", "flashinfer"), {}, "linear-attention backend is flashinfer"),
+        (HYBRID, (*TRITON, "--linear-attn-verify-backend", "flashinfer"), {}, "linear-attention backend is flashinfer"),
+        (HYBRID, (*TRITON, "--enable-linear-replayssm"), {}, "decodes with another kernel"),
+        (HYBRID, (*TRITON, "--dtype", "float32"), {}, "the dtype is float32"),
+        (HYBRID, (*TRITON, "--dtype", "float16"), {}, "the dtype is float16"),
+        (HYBRID, (*TRITON, "--quantization", "fp8"), {}, "quantised (fp8)"),
+        (HYBRID, (*TRITON, "--kv-cache-dtype", "fp8_e4m3"), {}, "fp8_e4m3"),
+        (HYBRID, (*TRITON, "--enable-mixed-chunk"), {}, "--enable-mixed-chunk"),
+        (HYBRID, (*TRITON, "--enable-lora"), {}, "LoRA"),
+        (HYBRID, (*TRITON, "--tp-size", "2"), {}, "--tp-size 2"),
+        (HYBRID, (*TRITON, "--bf16-gemm-backend", "gemv"), {}, "gemv"),
+        (EXPERTS, TRITON, {}, "the MoE runner is auto"),
+        (DENSE, TRITON, {"kv_lora_rank": 512}, "MLA"),
+        (DENSE, TRITON, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        (DENSE, TRITON, {"use_sliding_window": True}, "sliding-window"),
     ],
 )
-def test_a_reason_against(name: str, flags: tuple[str, ...], reason: str) -> None:
-    found = reasons(name, *flags)
-    assert len(found) == 1 and reason in found[0], found
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"kv_lora_rank": 512}, "MLA"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
-        ({"use_sliding_window": True}, "sliding-window"),
-    ],
-)
-def test_a_target_that_is_not_exact(keys: dict[str, Any], reason: str) -> None:
-    found = reasons(DENSE, *TRITON, **keys)
-    assert len(found) == 1 and reason in found[0], found
+def test_a_reason_against(name: str, flags: tuple[str, ...], keys: dict[str, Any], reason: str) -> None:
+    settings = parse((FLAG, *flags), **card_pair(name))[0]
+    pair = Pair.of(settings)
+    vars(pair)["text"] = {**pair.text, **keys}
+    [found] = reasons_against_exact(settings, pair, GPUS["h200"], replay=False)
+    assert reason in found
 
 
 def test_every_reason_is_in_one_warning_and_in_the_plan() -> None:
@@ -112,12 +97,11 @@ def test_the_cpu_platform_needs_no_backend() -> None:
     assert plan(EXPERTS, "--device", "cpu", on=CPU).exact
 
 
-def test_only_with_the_flag_and_without_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for report in (checked(HYBRID, *TRITON), _switched_off(monkeypatch)):
-        assert finding(report) is None
-        assert report.plan is not None and not report.plan.exact and report.plan.describe()["exact"] is False
-
-
-def _switched_off(monkeypatch: pytest.MonkeyPatch) -> Report:
-    monkeypatch.setenv(SWITCH, "0")
-    return checked(HYBRID, FLAG, *TRITON)
+@pytest.mark.parametrize(("flags", "switch"), [((), ""), ((FLAG,), "0")])
+def test_only_with_the_flag_and_without_the_switch(
+    flags: tuple[str, ...], switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_DFLASH_EXACT", switch)
+    report = checked(HYBRID, *flags, *TRITON)
+    assert finding(report) is None
+    assert report.plan is not None and not report.plan.exact and report.plan.describe()["exact"] is False

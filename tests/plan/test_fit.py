@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
@@ -18,11 +20,13 @@ from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.pools import Sizing, fit
 from sglang_dflash.check.report import preflight
+from sglang_dflash.check.sizes import target_kv_per_token
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
+from sglang_dflash.plan.serving import DraftWindow, context_window
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
@@ -65,24 +69,15 @@ def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
     served = report.memory.served
     sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes, replay=served.replay)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
-    for advice in report.advice:
-        if advice.flag.startswith("--mem-fraction-static"):
-            wider = memory_of(name, *flags, *advice.flag.split(), on=GPUS[gpu])
-            assert (wider.served.running, wider.served.tokens) == (advice.running, advice.tokens)
 
 
 # Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
+_PARTS = {"block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 DFLASH2: dict[str, Any] = {
-    "architectures": ["DFlash2DraftModel"],
-    "block_size": None,
-    "is_causal": False,
+    **{"architectures": ["DFlash2DraftModel"], "block_size": None, "is_causal": False},
     "layer_types": ["sliding_attention"] * 5,
     "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "rope_dim": 64},
-    "dflash_config": {
-        "block_size": 8,
-        **{"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
-        **{"mask_token_id": 248_070, "target_layer_ids": [5, 19, 33, 47, 61]},
-    },
+    "dflash_config": {**_PARTS, "mask_token_id": 248_070, "target_layer_ids": [5, 19, 33, 47, 61]},
 }
 
 
@@ -105,12 +100,10 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
     assert (table.served.running, table.other.running) == (45, 15)
     assert table.served.sizing.drafter_weights == size
     # Selector, convolutions and the context projection are whole on every rank.
-    whole = [
-        2 * math.prod(shapes[name]) for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"
-    ]
-    assert memory("--tp-size", "8").served.sizing.drafter_weights == pytest.approx(
-        (size - sum(whole)) / 8 + sum(whole), rel=1e-3
-    )
+    parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]
+    whole = 2 * sum(math.prod(shapes[name]) for name in parts)
+    of_a_rank = memory("--tp-size", "8").served.sizing.drafter_weights
+    assert of_a_rank == pytest.approx((size - whole) / 8 + whole, rel=1e-3)
 
 
 def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
@@ -128,14 +121,11 @@ def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypa
 
 
 def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--mem-fraction-static", "0.75", "--disaggregation-mode", "prefill")
+    flags = ("--disaggregation-mode", "prefill")
     report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept" and report.memory is not None
-    served, verifying = report.memory.served, sizing(*flags[:2])
-    assert report.memory.other is None
-    assert served.bytes["scratch"] == 0 and served.tokens > 300_000
-    assert served.running > fit(verifying, report.memory.static_bytes).running
-    assert served.tokens >= fit(verifying, report.memory.static_bytes, replay=True).tokens
+    assert report.plan is not None and report.plan.describe()["states"] == "kept"
+    assert report.memory is not None and report.memory.other is None
+    assert report.memory.served.bytes["scratch"] == 0
     assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
 
 
@@ -170,11 +160,14 @@ def test_the_memory_of_a_dense_target_follows_from_its_configuration(
     assert report.memory is not None, report.findings
     served = report.memory.served
     assert (served.sizing.target_weights, served.sizing.target_kv) == (2 * parameters, 2 * kv)
+    heads = config["num_key_value_heads"]  # ranks beyond the KV heads hold copies
+    assert [target_kv_per_token(target(**config), kv_bytes=2, tp_size=tp) for tp in (heads, 2 * heads)] == [
+        2 * kv // heads
+    ] * 2
     each = 2 * kv + served.sizing.draft_kv
     left = report.memory.static_bytes - served.sizing.weights
-    assert (
-        served.running == 48 and 0 <= left - served.tokens * each < 2 * each
-    )  # all bytes are K/V, one token is padding
+    # All bytes are K/V, one token is padding.
+    assert served.running == 48 and 0 <= left - served.tokens * each < 2 * each
 
 
 @pytest.mark.parametrize("weighed", [True, False], ids=["headers", "no headers"])
@@ -191,9 +184,48 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
     report = preflight(parse([], **pair)[0], GPUS["h200"])
     certain = [finding for finding in report.findings if finding.level == "error" and not finding.estimated]
     assert [finding.about for finding in certain] == (["weights"] if weighed else [])
+    assert "weights and one request need more" in str(report.findings)
     assert CliRunner().invoke(app, ["check", *pair.values(), "--gpu", "h200"]).exit_code == 2
     if weighed:
         with pytest.raises(DFlashError, match=r"weights of one rank take 149.* a larger --tp-size"):
             raise_first_error(report.findings)
         for smaller in (("--tp-size", "2"), ("--quantization", "fp8"), ("--cpu-offload-gb", "40")):
             raise_first_error(preflight(parse(smaller, **pair)[0], GPUS["h200"]).findings)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("layers", "requested", "expected"),
+    [
+        ([FULL, FULL], None, None),
+        ([FULL, FULL], 16, 16),
+        ([SLIDING, FULL], None, None),
+        ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
+        ([SLIDING, FULL], 4096, 4096),
+        ([SLIDING, SLIDING], 64, 127),
+        ([SLIDING, SLIDING], 4096, 127),
+    ],
+)
+def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
+    config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
+    assert context_window(requested, config) == expected
+
+
+@given(
+    window=st.integers(1, 300),
+    block=st.integers(1, 32),
+    page=st.sampled_from([1, 16, 64]),
+    context=st.integers(1, 1000),
+    length=st.integers(0, 1000),
+)
+def test_a_ring_holds_every_slot_that_one_step_may_touch(
+    window: int, block: int, page: int, context: int, length: int
+) -> None:
+    slots = DraftWindow(window, block, page).ring_slots(context)
+    length = min(length, context + block)  # the last block may run past the end
+    oldest = max(0, length - window) // page * page
+    assert slots % page == 0
+    assert slots >= length + block - oldest
+    assert slots < min(window, context + block) + block + 2 * page

@@ -13,6 +13,7 @@ from sglang_dflash.hooks.flags import modernise_argv
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import KEPT_SHARE, replays
+from sglang_dflash.plan.settings import Settings
 from tests.support.cards import NAMES, card
 from tests.support.configs import card_pair
 
@@ -24,30 +25,32 @@ MEMORY = 1 << 40  # of a device on which the requests' states take no sixth
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
 
 
+def settings(*flags: str) -> Settings:
+    return parse(flags, target="t", drafter="d")[0]
+
+
 def replayed(name: str, *flags: str, on: Device) -> bool:
-    settings = parse(list(flags), **card_pair(name))[0]
-    return replays(settings, Pair.of(settings), on)
+    given = parse(flags, **card_pair(name))[0]
+    return replays(given, Pair.of(given), on)
 
 
 @pytest.mark.parametrize(
     ("flags", "switch", "few", "many"),
     [
-        ([], None, False, True),
-        ([FLAG], None, True, True),
+        ([], "", False, True),
+        ([FLAG], "", True, True),
         ([], "1", True, True),
         ([], "0", False, False),
-        (["--linear-attn-backend", "cutedsl"], None, False, False),
-        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], None, False, True),
-        (["--enable-linear-replayssm"], None, False, False),
-        (["--disaggregation-mode", "prefill"], None, False, False),
+        (["--linear-attn-backend", "cutedsl"], "", False, False),
+        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], "", False, True),
+        (["--enable-linear-replayssm"], "", False, False),
+        (["--disaggregation-mode", "prefill"], "", False, False),
     ],
 )
 def test_the_user_chooses_then_the_share_of_the_device_that_kept_states_need(
-    flags: list[str], switch: str | None, few: bool, many: bool, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], switch: str, few: bool, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
-    if switch is not None:
-        monkeypatch.setenv(SWITCH, switch)
+    monkeypatch.setenv(SWITCH, switch)
     assert replayed(*NAMED, *flags, on=replace(GPUS["h200"], memory=MEMORY)) is few
     assert replayed(*NAMED, *flags, on=GPUS["h200"]) is replayed(*NAMED, *flags, on=CPU) is many
 
@@ -72,32 +75,27 @@ def test_of_the_published_pairs_only_the_smallest_keep_their_states(gpu: str, na
     assert replayed(name, *flags, on=GPUS[gpu]) is (name != "Qwen3.5-4B")
 
 
-@pytest.mark.parametrize(("flags", "block", "expected"), [([], 16, 16), ([], 4, 16), ([], 17, 32), (["64"], 16, 64)])
-def test_a_block_fits_its_records(flags: list[str], block: int, expected: int) -> None:
-    args = parse([part for value in flags for part in ("--linear-replayssm-cache-len", value)], target="t", drafter="d")
-    assert args[0].record_length(block) == expected
-
-
-@pytest.mark.parametrize("asked", ["8", "48"])
-def test_records_that_are_too_few_or_no_power_of_two_are_refused(asked: str) -> None:
-    args = parse(["--linear-replayssm-cache-len", asked], target="t", drafter="d")[0]
-    with pytest.raises(DFlashError, match="a power of two, at least 16 for blocks of 16"):
-        args.record_length(16)
+@pytest.mark.parametrize(("words", "block", "expected"), [("", 16, 16), ("", 4, 16), ("", 17, 32), ("64", 16, 64)])
+def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None:
+    assert settings(*(("--linear-replayssm-cache-len", words) if words else ())).record_length(block) == expected
 
 
 @pytest.mark.parametrize(
-    ("flags", "switch", "said"),
+    ("words", "switch", "said"),
     [
-        ([FLAG], "0", "one of them"),
-        ([], "yes", "0, 1, or unset"),
-        (["--linear-attn-backend", "cutedsl"], "1", "a server that can replay states"),
+        ("--linear-replayssm-cache-len 8", "", "a power of two, at least 16 for blocks of 16"),
+        ("--linear-replayssm-cache-len 48", "", "a power of two, at least 16 for blocks of 16"),
+        (FLAG, "0", "one of them"),
+        ("", "yes", "0, 1, or unset"),
+        ("--linear-attn-backend cutedsl", "1", "a server that can replay states"),
     ],
 )
 def test_a_contradiction_or_an_unknown_word_is_refused(
-    flags: list[str], switch: str, said: str, monkeypatch: pytest.MonkeyPatch
+    words: str, switch: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     with pytest.raises(DFlashError, match=said):
-        settings = parse(flags, target="t", drafter="d")[0]
-        settings.validate()
-        settings.replay_choice  # noqa: B018
+        given = settings(*words.split())
+        given.validate()
+        given.record_length(16)
+        given.replay_choice  # noqa: B018

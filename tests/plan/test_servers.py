@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,9 @@ from tests.support.servers import (
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SIZES = "--max-total-tokens 3000 --max-mamba-cache-size 60 --max-running-requests 8 --speculative-num-draft-tokens 12"
-DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
+DECODES, PREFILLS = (
+    f"--disaggregation-mode {role} --disaggregation-transfer-backend fake" for role in ("decode", "prefill")
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
         # A window that no sequence fills.
         ("tiny-dense", "--dtype float32 --speculative-draft-window-size 4096 --context-length 256"),
         ("tiny-hybrid", f"--dtype float32 {DECODES}"),
+        ("tiny-hybrid", f"--dtype float32 {PREFILLS}"),  # without scratch for a verify
         ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
         ("tiny-dense", "--dtype float32 --tp-size 2"),
         ("tiny-hybrid dflash2", "--dtype float32"),
@@ -89,15 +91,10 @@ def test_a_server_divides_free_memory_as_check_predicts(thousandths: int, words:
     environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)}
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
     with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
-        info = server.get("/server_info").json()
+        running_at_once = worker_info(server)["requests"]["running"]
+        tokens = server.get("/server_info").json()["max_total_num_tokens"]
     [slots] = set(re.findall(r"max_mamba_cache_size: (\d+)", server.log))
-    found = int(slots), worker_info_of(info)["requests"]["running"], info["max_total_num_tokens"]
-    assert found == (predicted.state_slots, predicted.running, predicted.tokens)
-
-
-def worker_info_of(info: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = info["internal_states"][0]["sglang_dflash"]
-    return found
+    assert (int(slots), running_at_once, tokens) == (predicted.state_slots, predicted.running, predicted.tokens)
 
 
 PAIR = "tiny-hybrid"
@@ -158,10 +155,8 @@ def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> N
     for count in (most - later, most + 1):
         flush(kept.server)
         with ThreadPoolExecutor(running + 1) as pool:
-            long = [
-                pool.submit(generate, kept.server, prompt(90 + i), 4000, sampling_params=TO_THE_END)
-                for i in range(running)
-            ]
+            more = [prompt(90 + i) for i in range(running)]
+            long = [pool.submit(generate, kept.server, each, 4000, sampling_params=TO_THE_END) for each in more]
             while running_now(kept.server) < running:
                 time.sleep(0.1)
             found[count] = kept.keeps_first(count)

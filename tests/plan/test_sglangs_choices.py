@@ -20,7 +20,6 @@ from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 
 from sglang_dflash.check.flags import check_flags
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.plan import PROVEN, unproven_kind
 from sglang_dflash.plan.settings import Settings
 from tests.support.configs import drafter, pair_of, target
@@ -102,8 +101,3 @@ def test_a_kind_of_target_that_no_test_runs_is_left_to_sglang(name: str) -> None
         pytest.skip("needs arguments")
     proven = {name for model_types, _ in PROVEN.values() for name in model_types}
     assert (unproven_kind(found) is None) == ((found.get("text_config") or found).get("model_type") in proven)
-
-
-def test_a_drafter_with_latent_attention_is_refused_by_name() -> None:
-    with pytest.raises(DFlashError, match=r"latent attention \(MLA\)"):
-        pair_of(drafter(kv_lora_rank=512))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,16 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
 from tests.support.configs import MISSING, drafter, target, write_model
 
-Edit = Callable[[Path], None]
-
 
 @dataclass(frozen=True)
 class Broken:
-    """One fault: changed keys, extra server flags, or a change to the files.
+    """One fault: changed keys, extra server flags, or changed files.
 
     Attributes:
         name: of the fault.
         names: words that its error must contain.
+        files: text by path; None removes the file.
+        tensors: shapes of the drafter's that differ; None drops one.
     """
 
     name: str
@@ -32,49 +31,28 @@ class Broken:
     drafter: dict[str, Any] = field(default_factory=dict)
     target: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    edit: Edit | None = None
+    files: dict[str, str | None] = field(default_factory=dict)
+    tensors: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
 
 
 def write_pair(folder: Path, broken: Broken) -> None:
     """Write ``folder/target`` and ``folder/drafter``: configurations, and the drafter's tensors as zeros."""
     for part, config in (("target", target(**broken.target)), ("drafter", drafter(**broken.drafter))):
         write_model(folder / part, config)
-    write_tensors(folder / "drafter", expected_shapes(DrafterConfig.from_dict(drafter())))
+    shapes = {**expected_shapes(DrafterConfig.from_dict(drafter())), **broken.tensors}
+    write_tensors(folder / "drafter", {name: shape for name, shape in shapes.items() if shape is not None})
     index = {"metadata": {"total_size": 1_966_336}, "weight_map": {}}
     (folder / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
-    if broken.edit:
-        broken.edit(folder)
+    for file, text in broken.files.items():
+        if text is None:
+            (folder / file).unlink()
+        else:
+            (folder / file).write_text(text)
 
 
 def write_tensors(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write a safetensors file of float32 zeros."""
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
-
-
-def _tensors(changes: dict[str, tuple[int, ...] | None]) -> Edit:
-    """Other shapes for some tensors; None drops one."""
-
-    def edit(folder: Path) -> None:
-        shapes = {**expected_shapes(DrafterConfig.from_dict(drafter())), **changes}
-        write_tensors(folder / "drafter", {name: shape for name, shape in shapes.items() if shape is not None})
-
-    return edit
-
-
-def _write(file: str, text: str) -> Edit:
-    def edit(folder: Path) -> None:
-        (folder / file).write_text(text)
-
-    return edit
-
-
-def _other_tokenizers(folder: Path) -> None:
-    for owner, word in (("target", "a"), ("drafter", "b")):
-        (folder / owner / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {word: 0}}}))
-
-
-def _remove(file: str) -> Edit:
-    return lambda folder: (folder / file).unlink()
 
 
 def _key(key: str, value: Any, names: str) -> Broken:
@@ -96,6 +74,10 @@ WINDOWED = {"layer_types": ["sliding_attention"] * 2}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn"}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+_VOCABULARY = '{"model": {"vocab": {"%s": 0}}}'
+OTHER_TOKENIZERS = {f"{owner}/tokenizer.json": _VOCABULARY % owner for owner in ("target", "drafter")}
+_SELECTOR = ("hidden_projection.weight", "predecessor_codebook", "successor_codebook")
+DFLASH2_TENSORS = ", ".join(f"candidate_selector.{part}" for part in _SELECTOR)
 
 BROKEN: list[Broken] = [
     # the drafter's configuration
@@ -140,11 +122,7 @@ BROKEN: list[Broken] = [
     _dflash2("a codebook wider than a kernel holds", "selector_rank is 2048", selector_rank=2048),
     _dflash2("a negative cap", "final_logit_softcapping is -1.0", final_logit_softcapping=-1.0),
     _dflash2("a selector of a reduced vocabulary", "draft_vocab_size is 512", draft_vocab_size=512),
-    _dflash2(
-        "DFlash2's tensors missing",
-        "missing: candidate_selector.hidden_projection.weight, candidate_selector.predecessor_codebook, "
-        "candidate_selector.successor_codebook, layers.0.attention_conv.base_kernel",
-    ),
+    _dflash2("DFlash2's tensors missing", f"missing: {DFLASH2_TENSORS}, layers.0.attention_conv.base_kernel"),
     _dflash2("few tokens of a rank", "selector_top_k 60 exceeds the 54", RANKS, vocab_size=150, selector_top_k=60),
     # drafters of other kinds, where SGLang has no worker of its own to leave them to
     _key("architectures", ["LiLiCorrDraftModel"], "LiLiCorr"),
@@ -153,6 +131,7 @@ BROKEN: list[Broken] = [
     _key("lilicorr_hidden_size", 64, "lilicorr_hidden_size"),
     _key("sample_from_anchor", False, "sample_from_anchor"),
     _key("hidden_act", "swigluoai", "swigluoai"),
+    _key("kv_lora_rank", 512, "latent attention (MLA)"),
     # quantised drafters: of a kind that is not dequantised, without its factors
     _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
     _key("quantization_config", NVFP4, "quantised by modelopt in the format NVFP4"),
@@ -160,7 +139,7 @@ BROKEN: list[Broken] = [
         "fp8 without factors",
         "layers.0.mlp.down_proj has weight_scale, not weight, weight_scale",
         drafter={"quantization_config": FP8_BLOCKS},
-        edit=_tensors({"layers.0.mlp.down_proj.weight_scale_inv": (1, 1)}),
+        tensors={"layers.0.mlp.down_proj.weight_scale_inv": (1, 1)},
     ),
     # the target
     Broken("target of another width", "64 of the drafter, 96 of the target", target={"hidden_size": 96}),
@@ -169,13 +148,13 @@ BROKEN: list[Broken] = [
     Broken("target without a vocabulary", "None of the target", target={"vocab_size": MISSING}),
     Broken("no depth", "num_hidden_layers is None", {"num_target_layers": MISSING}, {"num_hidden_layers": MISSING}),
     # files
-    Broken("another tokenizer", "tokenizer.json differs", edit=_other_tokenizers),
-    Broken("no drafter configuration", "no config.json found", edit=_remove("drafter/config.json")),
-    Broken("drafter not JSON", "not JSON", edit=_write("drafter/config.json", "{")),
-    Broken("drafter a list", "holds a list", edit=_write("drafter/config.json", "[]")),
-    Broken("a tensor missing", "norm.weight", edit=_tensors({"hidden_norm.weight": None})),
-    Broken("a tensor too many", "markov_head", edit=_tensors({"markov_head.weight": (4,)})),
-    Broken("fc of another width", "fc.weight", edit=_tensors({"fc.weight": (64, 128)})),
+    Broken("another tokenizer", "tokenizer.json differs", files=OTHER_TOKENIZERS),
+    Broken("no drafter configuration", "no config.json found", files={"drafter/config.json": None}),
+    Broken("drafter not JSON", "not JSON", files={"drafter/config.json": "{"}),
+    Broken("drafter a list", "holds a list", files={"drafter/config.json": "[]"}),
+    Broken("a tensor missing", "norm.weight", tensors={"hidden_norm.weight": None}),
+    Broken("a tensor too many", "markov_head", tensors={"markov_head.weight": (4,)}),
+    Broken("fc of another width", "fc.weight", tensors={"fc.weight": (64, 128)}),
     # flags
     Broken("block wider than trained", "17 exceeds the drafter's block of 16", flags=(BLOCK, "17")),
     Broken("block of one", f"{BLOCK} 1", flags=(BLOCK, "1")),

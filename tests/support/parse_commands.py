@@ -30,22 +30,12 @@ def outcomes(**commands: Sequence[Sequence[str]]) -> dict[str, Any]:
 
     Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error).
     """
-    done = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))},
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
+    done = subprocess.run([sys.executable, "-m", __name__], input=json.dumps(commands), check=False, **options)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def fields(args: Any) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in FIELDS}
 
 
 def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
@@ -61,7 +51,7 @@ def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
         return {"exit": stopped.code, "error": stderr.getvalue().strip().splitlines()[-1]}
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
         return {"error": traceback.format_exception_only(error)[-1]}
-    return fields(parsed)
+    return {name: getattr(parsed, name) for name in FIELDS}
 
 
 def main() -> None:

@@ -18,22 +18,13 @@ _YARN = {"type": "yarn", "factor": 48.0, "original_max_position_embeddings": 409
 _YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 # The drafter that all fixtures describe, in z-lab's keys, and what is different in each.
-_PLAIN: dict[str, Any] = {
-    **drafter(target_layer_ids=[1, 3, 5]),
-    "attention_bias": False,
-    "dtype": "bfloat16",
-    "layer_types": [FULL, FULL],
-    "rope_theta": 1e6,
-    "sliding_window": None,
-}
+_PLAIN = drafter(target_layer_ids=[1, 3, 5], attention_bias=False, dtype="bfloat16", rope_theta=1e6)
+_PLAIN |= {"layer_types": [FULL, FULL], "sliding_window": None}
 _TWO_TAPS = {"block_size": 8, "dflash_config": {"mask_token_id": 900, "target_layer_ids": [1, 5]}}
 _SLIDING = {"layer_types": [SLIDING, SLIDING], "sliding_window": 2048, "is_causal": False}
 _PARTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
-_DFLASH2 = {
-    "architectures": ["DFlash2DraftModel"],
-    "is_causal": False,
-    "dflash_config": {**_PLAIN["dflash_config"], **_PARTS},
-}
+_DFLASH2: dict[str, Any] = {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+_DFLASH2 |= {"dflash_config": {**_PLAIN["dflash_config"], **_PARTS}}
 SERVED: dict[str, dict[str, Any]] = {
     "specforge": {"layer_types": [SLIDING, FULL], "sliding_window": 2048, "rope_theta": 1e7},
     "speculators": {"block_size": 8, "num_target_layers": None},
