@@ -30,9 +30,7 @@ from tests.support.servers import (
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 SIZES = "--max-total-tokens 3000 --max-mamba-cache-size 60 --max-running-requests 8 --speculative-num-draft-tokens 12"
-DECODES, PREFILLS = (
-    f"--disaggregation-mode {role} --disaggregation-transfer-backend fake" for role in ("decode", "prefill")
-)
+DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,6 @@ DECODES, PREFILLS = (
         # A window that no sequence fills.
         ("tiny-dense", "--dtype float32 --speculative-draft-window-size 4096 --context-length 256"),
         ("tiny-hybrid", f"--dtype float32 {DECODES}"),
-        ("tiny-hybrid", f"--dtype float32 {PREFILLS}"),  # without scratch for a verify
         ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
         ("tiny-dense", "--dtype float32 --tp-size 2"),
         ("tiny-hybrid dflash2", "--dtype float32"),
