@@ -39,7 +39,7 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-LONG = {"test_triton.py", "test_exact.py"}
+LONG = {"test_triton.py"}
 
 
 def lasting_fixtures(item: Any) -> set[str]:

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
-from sglang_dflash.width.adaptive import EVERY, PROMPTED, SCHEDULED
+from sglang_dflash.width.adaptive import EVERY, PROMPTED, SAVED, SCHEDULED, Budget
 from sglang_dflash.width.survival import CERTAIN, TILT
 from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate
 
@@ -55,3 +55,10 @@ def test_a_change_costs_at_most_the_documented_steps_and_then_a_share(machine, b
         lost.append(sum(regret[CHANGE:]) / step)
         most.append(bound(machine, size, width) + (SCHEDULED + PROMPTED) * sum(run.milliseconds[CHANGE:]) / step)
     assert mean(lost) <= mean(most), (lost, most)
+
+
+def test_a_budget_that_no_probe_uses_stops_growing():
+    budget = Budget(SCHEDULED)
+    for _ in range(1000):
+        budget.earn(10.0)
+    assert budget.spend(10.0 * SAVED) and not budget.spend(0.01)
