@@ -60,7 +60,7 @@ def dflash2(parts: dict[str, Any], name: str = "DFlash2DraftModel") -> dict[str,
         *((dflash2(SELECTOR | {"final_logit_softcapping": off}), SELECTOR) for off in (0, None)),
         (dflash2(NO_DFLASH2, "DFlashDraftModel"), {}),
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_a_configuration_is_read(changes: dict[str, Any], read: dict[str, Any]) -> None:
     config = DrafterConfig.from_dict(drafter(**changes))

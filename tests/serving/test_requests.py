@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import transformers
 from sglang.srt.sampling import custom_logit_processor
@@ -144,6 +146,28 @@ def test_what_cannot_be_returned_is_refused_by_name(dflash_hybrid: Server) -> No
     response = raw(dflash_hybrid, corpus(PAIR, 1), params, return_sampling_mask=True)
     assert response.status_code == 400
     assert "return_sampling_mask" in response.text and "Fix: " in response.text
+
+
+# Each once ended the scheduler; and good ones, though no token has the second stop token's number.
+HOSTILE: list[dict[str, Any]] = [
+    {"top_k": 1 << 40},
+    {"logit_bias": {"3": 1e39}},
+    {"repetition_penalty": 1e-300},
+    {"temperature": 1e300},
+]
+GOOD: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "min_new_tokens": 4, "stop_token_ids": [7, 10**9]}
+
+
+def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(dflash_hybrid: Server) -> None:
+    def ask(params: dict[str, Any]) -> httpx.Response:
+        return raw(dflash_hybrid, [range(20, 40)], {"max_new_tokens": 24, **params})
+
+    alone = tokens(ask(GOOD).json())
+    with ThreadPoolExecutor(2 * len(HOSTILE)) as pool:
+        good, bad = pool.map(ask, [GOOD] * len(HOSTILE)), pool.map(ask, HOSTILE)
+    assert [tokens(answer.json()) for answer in (*good, ask(GOOD))] == [alone] * (len(HOSTILE) + 1)
+    for params, answer in zip(HOSTILE, bad, strict=True):
+        assert answer.status_code == 400 and "Fix: " in answer.text and next(iter(params)) in answer.text
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ def arithmetic(compiled: Any, folder: Path) -> collections.Counter[str]:
 
 
 @pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize(("pair", "state"), zip(PAIRS, (torch.float32, BF16), strict=True))
+@pytest.mark.parametrize(("pair", "state"), [*zip(PAIRS, (torch.float32, BF16), strict=True)])
 def test_steps_run_plain_decodings_arithmetic(pair: str, state: torch.dtype, capability: int, tmp_path: Path) -> None:
     found = {}
     for call in (decode, verify, commit):
@@ -186,7 +186,7 @@ def a_step(bs: int, width: int, context: int) -> Any:
     )
 
 
-@pytest.mark.parametrize(("pair", "state"), zip(PAIRS, (torch.float32, BF16), strict=True))
+@pytest.mark.parametrize(("pair", "state"), [*zip(PAIRS, (torch.float32, BF16), strict=True)])
 def test_the_start_launches_the_commit_of_every_batch(
     pair: str, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
