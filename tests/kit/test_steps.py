@@ -23,8 +23,8 @@ def test_a_step_passes_on_a_cpu(step: str, tmp_path: Path) -> None:
     places = ["--device", site.CPU, "--site", str(tmp_path / "site"), "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "tools.gpu", *places, "--minutes", "30", "--steps", step]
     command += ["--arms", ARMS[step]] if step in ARMS else []
-    patient = {**os.environ, "SERVER_START_SECONDS": "600"}
-    ended = subprocess.run(command, cwd=site.ROOT, env=patient, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "SERVER_START_SECONDS": "600"}
+    ended = subprocess.run(command, cwd=site.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     [ran] = records.read(tmp_path / "out", records.STATUS)
     assert (ran["step"], ran["status"]) == (step, "skipped" if step == "sanitizer" else "passed")

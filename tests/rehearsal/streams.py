@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from tests.plugin.dflash_test_plugin.host_waits import EachOperator, waits
 
@@ -349,7 +348,11 @@ def _says_cpu(frame: FrameType) -> bool:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """All tensors of nested containers; SGLang's lists and tuples have types that PyTorch's trees do not enter."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def place_of_caller() -> str:

@@ -71,8 +71,7 @@ def made_on_host(scheduler: Any) -> Iterator[Tensor]:
 
 def note(*_: Any) -> None:
     """After each decode step."""
-    fault = planted()
-    phase = _found.setdefault(fault, {"races": [], "operators": 0, "steps": 0})
+    phase = _found.setdefault(planted(), {"races": [], "operators": 0, "steps": 0})
     phase["races"] += WATCH.races
     phase["operators"] += WATCH.operators
     phase["steps"] += 1
