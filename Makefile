@@ -39,8 +39,9 @@ PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not slow and not gpu" tests
 
+# Without the sets that have a target of their own. TESTS: some files.
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu" --ignore tests/rehearsal tests
+	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal bench/test_other_tools.py bench/test_clients.py,--ignore tests/$(own)) $(or $(TESTS),tests)
 
 # Other people's load and evaluation tools, each in an environment of its own (lab/README.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
