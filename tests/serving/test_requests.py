@@ -170,23 +170,31 @@ def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(df
         assert answer.status_code == 400 and "Fix: " in answer.text and next(iter(params)) in answer.text
 
 
+# SGLang calls a processor for every chunk of a prompt, and for a token that a retraction drops: its state then differs.
+STATELESS = tuple(case for case in CASES if case != "custom processor with state")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments, environment",
+    "arguments, environment, cases",
     [
-        (("--disable-overlap-schedule",), {}),
-        (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}),
-        (("--speculative-draft-window-size", "64", *RANDOM_WIDTHS), {}),
-        ((), {"SGLANG_TEST_RETRACT": "1"}),
-        ((), strict()),
+        (("--disable-overlap-schedule",), {}, CASES),
+        (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}, STATELESS),
+        (("--speculative-draft-window-size", "64", *RANDOM_WIDTHS), {}, CASES),
+        ((), {"SGLANG_TEST_RETRACT": "1"}, STATELESS),
+        ((), strict(), CASES),
     ],
 )
 def test_every_case_under_other_schedules(
-    arguments: tuple[str, ...], environment: dict[str, str], plain_hybrid: Server, tmp_path: Path
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    cases: tuple[str, ...],
+    plain_hybrid: Server,
+    tmp_path: Path,
 ) -> None:
     environment = with_plugin(tmp_path) | environment
     with dflash_server(PAIR, tmp_path, *arguments, base=FEATURES, block=8, **environment) as server:
-        for name in CASES:
+        for name in cases:
             body, expected = body_and_expected(plain_hybrid, name)
             found = answers(server, corpus(PAIR, PROMPTS), **body)
             assert list(map(end, found)) == list(map(end, expected)), name
