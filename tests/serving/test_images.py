@@ -1,7 +1,7 @@
 """Prompts with images: the target's answers, and drafts that know what is in them.
 
 The target's rotation counts an image's rows and columns (M-RoPE), so its positions fall behind the number of tokens;
-the drafter counts tokens. Drafts show whether it was told the right thing: a bad one changes no token.
+the drafter counts tokens. Drafts show whether its inputs are right: a bad draft changes no token.
 
 Targets are tiny and random. The processor is built here, so that a server needs nothing from the hub: the tiny pairs'
 tokenizer with Qwen's vision tokens, and Qwen's image processor.
@@ -282,11 +282,11 @@ def test_drafts_are_the_references(pair: Pair, served: Server) -> None:
 
 
 def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None:
-    """Every block's drafts, without and with a prefix hit; and that a drafter told otherwise would draft otherwise."""
+    """Every block's drafts, without and with a prefix hit; and that wrong inputs of the drafter change a draft."""
     names = [name for name in PROMPTS if name != "text"]
     flush(server)
     answers = {(name, attempt): a for attempt in ("fresh", "cached") for name, a in ask(server, names, attempt).items()}
-    told_apart = set()
+    seen = set()
     for (name, attempt), answer in answers.items():
         reading = Reading(pair, name, answer["output_ids"])
         assert reading.greedy == answer["output_ids"], name
@@ -301,8 +301,8 @@ def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None
             assert all(draft in likeliest for draft, likeliest in pairs), (name, attempt, at, block, drafts)
             for kind, wrong in reading.wrong.items():
                 if drafts != reading.drafts(pair, wrong, at, len(block), window):
-                    told_apart.add(kind)
-    assert told_apart == {"rope", "blind"}, f"a drafter told otherwise would draft the same, but for {told_apart}"
+                    seen.add(kind)
+    assert seen == {"rope", "blind"}, f"of the wrong inputs only these change a draft: {seen}"
 
 
 OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {

@@ -263,7 +263,7 @@ def test_a_drafter_older_than_its_target_is_named(dflash_hybrid: Server) -> None
     assert known[STALE_DRAFTER] == "weight_version step-1 of the target, default of the drafter"
     (warning,) = warnings()[len(earlier) :]
     assert "weight_version step-1 of the target" in warning
-    assert worker_info(server)["drafting"]["accept_length"] is None  # judged anew
+    assert worker_info(server)["drafting"]["accept_length"] is None  # its counts start again
     assert update(server, drafter, "draft", weight_version="step-2").status_code == 200
     assert update(server, target, "target", weight_version="step-2").status_code == 200
     versions, known = state()

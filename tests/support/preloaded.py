@@ -63,7 +63,7 @@ def run(
         tempfile.TemporaryFile("w+", errors="replace") as output,
         tempfile.TemporaryFile("w+", errors="replace") as errors,
     ):
-        process = start([*arguments], output, environment or dict(os.environ), errors)
+        process = start([sys.executable, *arguments], output, environment or dict(os.environ), errors)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -75,13 +75,13 @@ def run(
 
 
 def start(
-    arguments: list[str], output: IO[Any], environment: dict[str, str], errors: IO[Any] | None = None
+    command: list[str], output: IO[Any], environment: dict[str, str], errors: IO[Any] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run ``python ARGUMENTS`` in a new session: a fork, unless it is a script or its path customises Python."""
+    """Run a command in a new session: a fork if it is this Python with a module or code that no path customises."""
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
-    kind = subprocess.Popen if customised or arguments[0] not in ("-m", "-c") else _Fork
-    command = [sys.executable, *arguments]
+    forks = command[0] == sys.executable and command[1] in ("-m", "-c") and not customised
+    kind = _Fork if forks else subprocess.Popen
     return kind(command, stdout=output, stderr=errors or output, env=environment, start_new_session=True)
 
 

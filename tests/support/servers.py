@@ -86,12 +86,8 @@ def started(
 ) -> Iterator[Server]:
     """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
     log_path = folder / f"server-{port}.log"
-    variables = {**os.environ, **environment}
     with log_path.open("wb") as log:
-        if command[0] == sys.executable:
-            process = preloaded.start(command[1:], log, variables)
-        else:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+        process = preloaded.start(command, log, {**os.environ, **environment})
     server = Server(process, port, log_path)
     try:
         _wait_until_healthy(server, health)
