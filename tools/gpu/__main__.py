@@ -1,112 +1,145 @@
-"""``python -m tools.gpu``: run the kit's steps on a machine with a GPU (docs/development.md).
-
-Each step runs in its own process with a time budget. A call prints the steps that are left; the next call runs those.
-"""
+"""``python -m tools.gpu``: run the kit's one call on a machine with a GPU (docs/development.md)."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
+import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tools.gpu import records, site
+from tools.gpu import rows, site
 
-# Step -> module and budget in seconds. Most valuable first, because the machine may be lost at any time. Each line is a
-# call of ten minutes at most, with half a minute to unpack the wheelhouse.
-STEPS = {
-    **{"machine": ("checks", 30), "kernels": ("checks", 150), "engine": ("tiny", 330)},
-    **{"steptimes": ("published", 510)},
-    **{"replay": ("tiny", 300), "nosync": ("tiny", 210)},
-    **{"sanitizer": ("checks", 270), "card": ("published", 240)},
-    **{"exact": ("tiny", 510)},
-}
-EXIT_STATUS = {0: "passed", 1: "failed", 3: "skipped"}
-DONE = ("passed", "skipped")
+if TYPE_CHECKING:
+    from tools.gpu.call import Job
+
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfE", "--noconftest", "-p", "no:cacheprovider")
+CASES = ("tests/ops/cases.py", "tests/states/cases.py", "tests/states/exact_cases.py")
+RANDOM = "weights of pairs with published names; prompts of the step times; widths where an arm says so"
+# What `machine` reports: torch's build, and the distributions that compute.
+VERSIONS = {"torch": "torch", "triton": "triton", "sglang": "sglang", "kernels": "sglang-kernel"}
 
 
-def left(out: Path) -> list[str]:
-    """Return the steps that have not passed yet in this results folder."""
-    last = {row["step"]: row["status"] for row in records.read(out, records.STATUS)}
-    return [step for step in STEPS if last.get(step) not in DONE]
+def plan(real: bool) -> list[Job]:
+    """Return the jobs, the most valuable first; they start in this order where memory allows."""
+    from tools.gpu import steps, texts
+    from tools.gpu.call import Job
+
+    published = steps.jobs((rows.OURS, rows.BUILTIN, rows.PLAIN, "kept", steps.ADAPTIVE), real)
+    cases = [Job(f"cases {Path(file).parent.name} {Path(file).stem}", 3, _cases(file), "cases") for file in CASES]
+    exact = texts.jobs("tiny-hybrid", ("replayed",), real, exact=True)
+    found = [job for pair, arms in texts.CHOSEN.items() for job in texts.jobs(pair, arms, real)]
+    first, rest = found[:4], found[4:]
+    micro = [
+        Job("micro compiled", 3, lambda job: _micro(job, "--warm"), "micro"),
+        Job("micro", 24, lambda job: _micro(job), "micro", alone=True),
+    ]
+    if not real:
+        return [*first, *published[:3], *rest, *exact, cases[0], micro[1], published[4]]
+    return [
+        *(*first, *published[:3], *rest, *exact, micro[0], *cases, published[3]),
+        *(Job("modules", 1, _modules, "modules"), micro[1], published[4]),
+    ]
 
 
-def run_steps(steps: Sequence[str], out: Path, command: Callable[[str], list[str]], minutes: float) -> bool:
-    """Run each step's command, ``minutes`` at most in all. Return False if one failed or ran out of time.
+def _cases(file: str) -> Any:
+    def run(job: Job) -> None:
+        """Run the cases on the device, or a few under Triton's interpreter."""
+        device, interpret, chosen = ("cuda", "0", ()) if job.call.real else ("cpu", "1", ("-k", "prepare_block"))
+        environment = {**os.environ, "OPS_DEVICE": device, "TRITON_INTERPRET": interpret}
+        ended = _run(job, *PYTEST, *chosen, file, environment=environment)
+        last = (ended.stdout.strip().splitlines() or [ended.stderr[-500:]])[-1]
+        failed = {"error": ended.stdout[-3000:] + last} if ended.returncode else {}
+        job.row("cases", files=file, result=last, **failed)
 
-    A step is not started without half of its budget, unless it is the first. More than nine minutes stretch budgets.
-    """
-    deadline, good = time.monotonic() + 60 * minutes, True
-    for step in steps:
-        start, budget = time.monotonic(), STEPS[step][1] * max(1, minutes / 9)
-        left = deadline - start
-        startable = left > (0 if step == steps[0] else budget / 2)
-        status = _run(command(step), out / f"{step}.log", min(budget, left)) if startable else "not started"
-        seconds = round(time.monotonic() - start, 1)
-        records.append(out, records.STATUS, {"step": step, "status": status, "seconds": seconds})
-        print(f"{step}: {status}, {seconds:.0f} s", flush=True)
-        good &= status in DONE
-    return good
+    return run
 
 
-def _run(command: Sequence[str], log: Path, budget: float) -> str:
-    """Run one step and return its status. A step out of time gets SIGTERM, on which it stops its servers."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=site.ROOT, stdout=file, stderr=file, start_new_session=True)
+def _micro(job: Job, *options: str) -> None:
+    command = [sys.executable, "-m", "tools.gpu.micro", str(job.call.out), job.call.device, *options]
+    ended = _run(job, *command, environment=dict(os.environ))
+    assert not ended.returncode, ended.stderr[-3000:]
+
+
+def _modules(job: Job) -> None:
+    """Load the packed modules, and record which the servers used and which they lacked."""
+    from tools.gpu import modules
+
+    checked = modules.check() if os.environ["GPU_KIT_MODULES"] else {}
+    used = {row["key"]: row["packed"] for row in rows.read(job.call.out / "modules")}
+    missing = [key for key, packed in used.items() if not packed]
+    job.row("modules", **checked, handed_out=len(used) - len(missing), missing=missing or None)
+
+
+def _run(job: Job, *command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run(command, cwd=site.ROOT, env=environment, capture_output=True, text=True, check=False)
+    (job.folder / "output.log").write_text(ended.stdout + ended.stderr)
+    return ended
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return date, device, driver and versions."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "python": platform.python_version()}
+    for column, name in VERSIONS.items():
         try:
-            return EXIT_STATUS.get(process.wait(budget), "failed")
-        except subprocess.TimeoutExpired:
-            return "out of time"
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            found[column] = torch.__version__ if name == "torch" else version(name)
+        except PackageNotFoundError:
+            found[column] = None
+    git = shutil.which("git") and subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=site.ROOT, capture_output=True, text=True, check=False
+    )
+    found |= {"commit": git.stdout.strip() if git else None, "random": RANDOM, "gpu": device}
+    if device == site.CUDA:
+        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits", "--id=0"]
+        name, memory, driver = subprocess.check_output(query, text=True).strip().split(", ")
+        found |= {"gpu": name, "memory_mib": int(memory), "driver": driver}
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Run the kit's steps.")
-    parser.add_argument("--steps", default="", help=f"comma-separated, of {', '.join(STEPS)}; default: those left")
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Run the kit's one call.")
     parser.add_argument("--device", choices=(site.CUDA, site.CPU), default=site.CUDA)
-    parser.add_argument("--minutes", type=float, default=9, help="limit for all steps together")
-    parser.add_argument("--pairs", default="", help="comma-separated; default: the step's own choice")
-    parser.add_argument("--arms", default="", help="comma-separated; default: the step's own choice")
+    parser.add_argument("--seconds", type=float, default=290, help="limit of the call; jobs that run then are recorded")
+    parser.add_argument("--only", default="", help="comma-separated beginnings of jobs' names; default: all")
     parser.add_argument("--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="unpacked wheelhouse")
-    parser.add_argument("--out", type=Path, default=Path("results/gpu"))
-    parser.add_argument("--inside", metavar="STEP", help=argparse.SUPPRESS)  # the process of one step
+    parser.add_argument("--out", type=Path, default=Path("results/gpu"), help="new folder for rows, logs and traces")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="print the page of the rows in FOLDER, and end")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # with the packages of the site
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that servers are stopped
+    if asked.page:
+        print(rows.page(rows.read(asked.page)), end="")
+        return
     out, unpacked = asked.out.absolute(), asked.site.absolute()
-    options = ["--device", asked.device, "--pairs", asked.pairs, "--arms", asked.arms, "--out", str(out)]
-    if asked.inside:
-        from tools.gpu.run import Run
+    if not asked.inside:
+        if (out / rows.FILE).exists():
+            parser.error(f"{out} has rows of an earlier call: choose another folder")
+        site.unpack(unpacked)
+        environment = {**site.environment(unpacked, asked.device), "GPU_KIT_OUT": str(out / "modules")}
+        os.execve(sys.executable, [sys.executable, "-m", "tools.gpu", *sys.argv[1:], "--inside"], environment)
+    from tools.gpu.call import Call
 
-        body = getattr(importlib.import_module(f"tools.gpu.{STEPS[asked.inside][0]}"), asked.inside)
-        chosen = (tuple(filter(None, names.split(","))) for names in (asked.pairs, asked.arms))
-        passed = body(Run(asked.device, out, asked.inside, *chosen))
-        sys.exit({True: 0, False: 1, None: 3}[passed])
-    steps = asked.steps.split(",") if asked.steps else left(out)
-    if unknown := set(steps) - set(STEPS):
-        parser.error(f"no step {', '.join(sorted(unknown))}; choose from {', '.join(STEPS)}")
-    site.unpack(unpacked)
-    os.environ.update(site.environment(unpacked, asked.device))
-    inside = [sys.executable, "-m", "tools.gpu", *options, "--inside"]
-    good = run_steps(steps, out, lambda step: [*inside, step], asked.minutes)
-    print(records.summary(out))
-    print("left:", ", ".join(left(out)) or "nothing")
-    if text := records.page(out, list(STEPS), asked.device):
-        result = site.ROOT / "docs/results/gpu.md" if asked.device == site.CUDA else out / "page.md"
-        result.write_text(text)
-    sys.exit(not good)
+    here = machine(asked.device)
+    # what a slice does not count: graphs' bookkeeping and what libraries allocate by themselves
+    call = Call(asked.device, out, 0.95 * here.get("memory_mib", 24 << 10) / 1024, asked.seconds)
+    call.write("machine", **here)
+    beginnings = tuple(filter(None, asked.only.split(",")))
+    call.run([job for job in plan(call.real) if not beginnings or job.name.startswith(beginnings)])
+    found = rows.read(out)
+    (out / "page.md").write_text(rows.page(found))
+    print(json.dumps(found[-1]))
+    sys.stdout.flush()
+    # threads of jobs that the clock ended still wait for their servers
+    os._exit(any("error" in row for row in found))
 
 
 if __name__ == "__main__":

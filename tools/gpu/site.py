@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tarfile
 import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,15 +13,13 @@ from sglang_dflash import __version__
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
+MODULES = "prebuilt"  # folder of the archive
 PACKAGES = (ROOT, ROOT / "cpu_platform", ROOT / "lab")
-STAND_INS = ROOT / "tools/gpu/standins/path"
 CUDA, CPU = "cuda", "cpu"
 # SGLang imports uvloop; the loop of the standard library replaces it.
 UVLOOP = "from asyncio import DefaultEventLoopPolicy as EventLoopPolicy, new_event_loop, run\n"
-# Whether SGLang's compiled kernels load and run.
-PROBE = """import torch, sgl_kernel
-rows = torch.ones(2, 128, dtype=torch.bfloat16, device="cuda")
-assert torch.equal(sgl_kernel.rmsnorm(rows, rows[0]), rows)"""
+LOOPBACK = {name: "127.0.0.1" for name in ("SGLANG_HOST_IP", "HOST_IP")}
+LOOPBACK |= {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
 
 
 def unpack(target: Path) -> None:
@@ -40,49 +37,48 @@ def unpack(target: Path) -> None:
             with tarfile.open(ARCHIVE) as archive:
                 archive.extractall(target, filter="data")
             (target / "uvloop.py").write_text(UVLOOP)
+            (target / "sitecustomize.py").write_text("from tools.gpu import site\n\nsite.start_process()\n")
             stamp.write_text(size)
-    (target / "sitecustomize.py").write_text("from tools.gpu import site\n\nsite.start_process()\n")
     for folder in PACKAGES:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         _install(target, project["name"], __version__, project["entry-points"])
-    plugin = {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.standins.plugin:register"}}
-    _install(target, "gpu-kit", "1.0", plugin)
+    _install(target, "gpu-kit", "1.0", {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.plugin:register"}})
 
 
-def _install(target: Path, name: str, version: str, groups: dict[str, dict[str, str]]) -> None:
+def _install(target: Path, name: str, of_version: str, groups: dict[str, dict[str, str]]) -> None:
     """Write a distribution's metadata as an installer would, so that its entry points are found."""
-    info = target / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = [line for group, each in groups.items() for line in (f"[{group}]", *map(" = ".join, each.items()))]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    try:
+        version(name)
+    except PackageNotFoundError:
+        info = target / f"{name.replace('-', '_')}-{of_version}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {of_version}\n")
+        lines = [line for group, each in groups.items() for line in (f"[{group}]", *map(" = ".join, each.items()))]
+        (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 def environment(target: Path, device: str) -> dict[str, str]:
     """Environment of a process that runs on ``device`` with the packages in ``target``.
 
-    Without FlashInfer, which SGLang requires, its installation is incomplete: stand-ins replace the kernels that it
-    would compile, and ``sgl_kernel`` too if the packed one does not run.
+    ``GPU_KIT_MODULES`` names the folder of SGLang's compiled modules in an unpacked wheelhouse.
     """
-    found = {
-        "SERVER_START_SECONDS": "180",
+    unpacked = device == CUDA and (target / MODULES).exists()
+    return {
+        **{"SERVER_START_SECONDS": "240", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"},
         **os.environ,
+        **LOOPBACK,
         "PYTHONPATH": os.pathsep.join([str(target), *map(str, PACKAGES)]),
         "PYTHONUNBUFFERED": "1",
-        "GPU_KIT_STAND_INS": "1" if device == CUDA and find_spec("flashinfer") is None else "",
+        "GPU_KIT_MODULES": str(target / MODULES) if unpacked else "",
         # The compiled prefix tree requires the torch release that SGLang was built with.
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    probe = [sys.executable, "-c", PROBE]
-    if device == CUDA and subprocess.run(probe, env=found, capture_output=True, check=False).returncode:
-        found["PYTHONPATH"] = os.pathsep.join([str(STAND_INS), found["PYTHONPATH"]])
-    return found
 
 
 def start_process() -> None:
-    """Prepare a process of the kit; its ``sitecustomize`` calls this first."""
+    """Prepare a process that uses the wheelhouse; its ``sitecustomize`` calls this first."""
     from sglang_dflash_cpu import torchvision_import
 
     torchvision_import.install()

@@ -1,0 +1,153 @@
+"""The jobs of one call: each in its slice of the memory, timed ones alone, rows as they are measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tools.gpu import rows
+from tools.gpu.site import CUDA
+
+CONTEXT = 0.75  # GiB of a process outside torch's memory
+WAITING, BUSY, READY, DONE = "waiting", "busy", "ready", "done"
+
+
+@dataclass(eq=False)
+class Job:
+    """What runs in one thread.
+
+    Attributes:
+        gib: of the device's memory, while it runs.
+        body: called with the job, in its thread.
+        what: kind of the row if it fails.
+        alone: start it when all earlier jobs have ended.
+    """
+
+    name: str
+    gib: float
+    body: Callable[[Job], None]
+    what: str
+    key: dict[str, Any] = field(default_factory=dict)
+    alone: bool = False
+    state: str = WAITING
+    call: Call = field(init=False)
+
+    def run(self) -> None:
+        try:
+            self.body(self)
+        except Exception as error:  # noqa: BLE001 - a server that ends or a wrong answer is a result
+            self.row(self.what, error=describe(error))
+        self.call.change(self, DONE)
+
+    def row(self, what: str, **measured: Any) -> None:
+        row = {**self.key, **measured}
+        self.call.write(what, job=self.name, **row)
+
+    def wait_for_turn(self) -> None:
+        """Return when this job runs alone: all others have ended, or wait too."""
+        self.call.change(self, READY)
+        with self.call.changed:
+            self.call.changed.wait_for(lambda: self.state == BUSY)
+
+    @property
+    def folder(self) -> Path:
+        """Where its servers' logs are."""
+        path = self.call.out / self.name.replace(" ", "-")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def slice(self) -> dict[str, str]:
+        """Environment of a server that sees this job's memory only."""
+        return {"GPU_KIT_GIB": str(self.gib - CONTEXT)} if self.call.real else {}
+
+
+class Call:
+    """Runs jobs until all are done or the time is over.
+
+    A job starts as soon as its slice is free, in the order of the list if all fit. A job that waits for its turn goes on
+    when no other is busy and none can start.
+    """
+
+    def __init__(self, device: str, out: Path, gib: float, seconds: float) -> None:
+        self.device, self.out, self.gib = device, out, gib
+        self.began = time.time()
+        self.end = self.began + seconds
+        self.changed, self._jobs = threading.Condition(), list[Job]()
+
+    @property
+    def real(self) -> bool:
+        return self.device == CUDA
+
+    @property
+    def left(self) -> float:
+        return self.end - time.time()
+
+    def write(self, what: str, **row: Any) -> None:
+        row = {"what": what, **row, "t": round(time.time() - self.began, 1)}
+        rows.append(self.out, **row)
+        print(str(row)[:700], flush=True)
+
+    def change(self, job: Job, state: str) -> None:
+        with self.changed:
+            job.state = state
+            print(f"[{time.time() - self.began:6.1f}] {job.name}: {state}", flush=True)
+            self.changed.notify_all()
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs. Those that the clock ends get a row with the end of their log; their processes are killed."""
+        self._jobs = list(jobs)
+        for job in jobs:
+            job.call = self
+        with self.changed:
+            while self.left > 0 and any(job.state != DONE for job in jobs):
+                self._start()
+                self.changed.wait(min(1.0, max(self.left, 0)))
+        late = [job for job in jobs if job.state != DONE]
+        for job in late:
+            job.row(job.what, error=f"{_end_of_log(job.folder)}\nended by the clock while {job.state}")
+        found = rows.read(self.out)
+        errors = sum("error" in row for row in found)
+        cut_off = [job.name for job in late]
+        self.write("call", seconds=round(time.time() - self.began, 1), rows=len(found), errors=errors, cut_off=cut_off)
+        _kill_children()
+
+    def _start(self) -> None:
+        for number, job in enumerate(self._jobs):
+            held = sum(each.gib for each in self._jobs if each.state in (BUSY, READY))
+            earlier = all(each.state == DONE for each in self._jobs[:number])
+            if job.state == WAITING and (earlier or not job.alone and held + job.gib <= self.gib):
+                self.change(job, BUSY)
+                threading.Thread(target=job.run, daemon=True).start()
+        ready = [job for job in self._jobs if job.state == READY]
+        if ready and not any(job.state == BUSY for job in self._jobs):
+            self.change(ready[0], BUSY)
+
+
+def describe(error: BaseException) -> str:
+    """Return the end of the server's log, then the error and the line that raised it."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{notes}\n{place.filename}:{place.lineno}: {type(error).__name__}: {error}"[-4000:].strip()
+
+
+def _end_of_log(folder: Path) -> str:
+    logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
+    return logs[-1].read_text(errors="replace")[-3000:] if logs else ""
+
+
+def _kill_children() -> None:
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,60 @@
+"""SGLang's ``load_jit`` with the modules of the wheelhouse, which ``tools/prebuild.py`` compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.gpu import rows
+
+LOG = "GPU_KIT_OUT"  # folder of the rows of what was handed out or missing
+
+
+@cache
+def _index() -> tuple[Path, dict[str, Any]]:
+    folder = Path(os.environ["GPU_KIT_MODULES"])
+    made: dict[str, Any] = json.loads((folder / "index.json").read_text())
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return folder, made["modules"] if here in (None, tuple(made["capability"])) else {}
+
+
+def _load(key: str) -> Any:
+    folder, modules = _index()
+    file, exports = modules[key]
+    import tvm_ffi  # before a module, which needs its library; libcudart is torch's
+
+    module = tvm_ffi.load_module(str(folder / file))
+    for name in exports:
+        module.get_function(name)  # raises if the module lacks it
+    return module
+
+
+@torch.compiler.disable
+def load_jit(compile_now: Any, *args: Any, **options: Any) -> Any:
+    """Return the packed module; SGLang compiles one that is not packed, which needs its sources and a compiler."""
+    key = "|".join(map(str, args))
+    packed = key in _index()[1]
+    if folder := os.environ.get(LOG):
+        rows.append(Path(folder), key=key, packed=packed)
+    return _load(key) if packed else compile_now(*args, **options)
+
+
+def check() -> dict[str, Any]:
+    """Load every packed module and find its exports."""
+    failed = {}
+    for key in _index()[1]:
+        try:
+            _load(key)
+        except Exception as error:  # noqa: BLE001 - each module's error is a result
+            failed[key] = f"{type(error).__name__}: {error}"
+    packed = len(_index()[1])
+    return {"packed": packed, "loaded": packed - len(failed), **({"error": str(failed)} if failed else {})}
+
+
+if __name__ == "__main__":
+    print(json.dumps(check()))

@@ -1,0 +1,104 @@
+"""SGLang plugin of the kit, in every server: a slice of the memory, packed modules, accept lengths, host times.
+
+Variables: ``GPU_KIT_GIB`` (the slice), ``GPU_KIT_MODULES``, ``GPU_KIT_HOST``. Our worker reads the variable that SGLang's
+own reads for simulated accept lengths (``SGLANG_SIMULATE_ACC_LEN``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tools.gpu import modules
+
+HOST = "GPU_KIT_HOST "  # begins a line of the log
+WINDOW = 40  # decode loops per line
+REPLACED: dict[str, Callable[..., Any]] = {
+    # Needs NVIDIA's CuTe DSL; without a mode the gate and up projections run separately.
+    "srt.layers.dual_gemm.DualGemm._select_mode": lambda self, gate_up_proj, hidden_size: None,
+    # SGLang's worker rehearses sampling with FlashInfer's kernels at start, unless they are unavailable.
+    "srt.speculative.dflash_utils.is_dflash_sampling_verify_available": lambda: False,
+}
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+def register() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if gib := float(os.environ.get("GPU_KIT_GIB") or 0):
+        torch.cuda.mem_get_info = torch.cuda.memory.mem_get_info = sliced(int(gib * 2**30))
+    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0:
+        from sglang_dflash import ops
+
+        ops.accept_block = simulated(ops.accept_block, _draw)  # before our worker is imported
+    if os.environ.get("GPU_KIT_MODULES"):
+        HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", modules.load_jit, HookType.AROUND)
+        for target, replacement in REPLACED.items():
+            HookRegistry.register(f"sglang.{target}", replacement, HookType.REPLACE)
+    if os.environ.get("GPU_KIT_HOST"):
+        times = HostTimes()
+        HookRegistry.register(f"{SCHEDULER}.run_batch", times.run_batch, HookType.AROUND)
+        HookRegistry.register(f"{SCHEDULER}.process_batch_result", times.around("process_ms"), HookType.AROUND)
+        waiting, wait = torch.cuda.Event.synchronize, times.around("wait_ms")
+        torch.cuda.Event.synchronize = lambda event: wait(waiting, event)
+
+
+def sliced(total: int) -> Callable[..., tuple[int, int]]:
+    """Return ``torch.cuda.mem_get_info`` of a device of ``total`` bytes that this process has alone."""
+    return lambda device=None: (max(0, total - torch.cuda.memory_reserved(device)), total)
+
+
+def simulated(accept_block: Callable[..., Any], draw: Callable[[int], int]) -> Callable[..., Any]:
+    """Wrap ``accept_block`` so that every row accepts ``draw(width)`` tokens, the bonus token included."""
+
+    def run(draft: Tensor, target: Tensor, lens: Tensor, **options: Any) -> Any:
+        length = draw(draft.shape[1])
+        agreed = target.clone()
+        agreed[:, : length - 1] = draft[:, 1:length]
+        if length < draft.shape[1]:
+            agreed[:, length - 1] = draft[:, length] ^ 1  # a token of the vocabulary that is not the draft
+        return accept_block(draft, agreed, lens, **options)
+
+    return run
+
+
+def _draw(width: int) -> int:
+    from sglang.srt.speculative import spec_utils
+
+    return int(spec_utils.sample_simulated_acc_len(spec_utils.SIMULATE_ACC_LEN, spec_utils.SIMULATE_ACC_METHOD, width))
+
+
+class HostTimes:
+    """Prints milliseconds of the host per loop, for every :data:`WINDOW` decode loops in a row of one batch size."""
+
+    def __init__(self) -> None:
+        self._spent, self._batch, self._loops, self._since = Counter[str](), 0, 0, 0.0
+
+    def around(self, name: str) -> Callable[..., Any]:
+        def hook(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return original(*args, **options)
+            finally:
+                self._spent[name] += time.perf_counter() - start
+
+        return hook
+
+    def run_batch(self, original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **options: Any) -> Any:
+        size = batch.batch_size() if batch.forward_mode.is_decode() else 0
+        if size != self._batch or self._loops == WINDOW:
+            if size == self._batch > 0:
+                milliseconds = {"loop_ms": time.perf_counter() - self._since, **self._spent}
+                each = {name: round(1000 * seconds / WINDOW, 3) for name, seconds in milliseconds.items()}
+                print(HOST + json.dumps({"batch": size, **each}), flush=True)
+            self._spent.clear()
+            self._batch, self._loops, self._since = size, 0, time.perf_counter()
+        self._loops += 1
+        return self.around("run_batch_ms")(original, scheduler, batch, *args, **options)

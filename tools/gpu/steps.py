@@ -1,0 +1,201 @@
+"""Servers of published dimensions: random weights, simulated accept lengths; step times, host times, a profile.
+
+A step's time depends on neither weights nor tokens. It is the difference of two runs that differ only in their number
+of steps, so that prefill and HTTP cancel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dflash.plan.settings import REPLAY_SWITCH
+from tests.support.cards import FOLDER, shrink_drafter, shrink_target
+from tests.support.generation import flush
+from tests.support.servers import Server, running
+from tools.gpu.call import Job, describe
+from tools.gpu.plugin import HOST
+from tools.gpu.rows import BUILTIN, OURS, PLAIN, TABLES
+from tools.gpu.texts import DRAFT_TRITON, TRITON
+from tools.gpu.trace import per_step
+
+PAIR, BLOCK, ACCEPT = "Qwen3.5-4B", 16, 4
+ADAPTIVE = "adaptive"
+# Arm -> GiB on the device, environment. Kept states of 16 requests take 14 GiB.
+ARMS: dict[str, tuple[float, dict[str, str]]] = {
+    OURS: (22.0, {}),
+    BUILTIN: (36.0, {"SGLANG_DFLASH": "builtin"}),
+    PLAIN: (14.0, {}),
+    "kept": (34.0, {REPLAY_SWITCH: "0"}),
+    "replayed": (22.0, {REPLAY_SWITCH: "1"}),
+    ADAPTIVE: (22.0, {}),
+}
+DUMMY = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16")
+DRAFTED = (
+    *("--speculative-algorithm", "DFLASH", "--speculative-draft-load-format", "dummy"),
+    *("--speculative-num-draft-tokens", str(BLOCK)),
+)
+LIMITS = ("--disable-radix-cache", "--context-length", "4096", "--disable-prefill-cuda-graph")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured on a device, or the least that shows that it works."""
+
+    batches: tuple[int, ...] = (1, 8, 16)
+    prompt: int = 128
+    few: int = 8
+    many: int = 56
+    repeats: int = 2
+
+
+SMALL = Sizes((1,), 4, 2, 4, 1)
+
+
+def jobs(arms: tuple[str, ...], real: bool) -> list[Job]:
+    return [
+        Job(f"{PAIR} {arm}", ARMS[arm][0], measure, "steps", {"pair": PAIR, "arm": arm}, alone=arm == ADAPTIVE)
+        for arm in arms
+    ]
+
+
+def measure(job: Job) -> None:
+    """Start; then, alone, measure each batch size, host times and a profile."""
+    sizes, arm, began = Sizes() if job.call.real else SMALL, job.key["arm"], time.monotonic()
+    with serve(job, arm, sizes) as server:
+        info = state(server).get("sglang_dflash") or {}
+        job.row("start", seconds=round(time.monotonic() - began, 1), parts=info.get("start_seconds"))
+        if arm == ADAPTIVE:
+            _costs(job, info)
+            return
+        job.wait_for_turn()
+        states = info.get("states")
+        for batch in sizes.batches:
+            with _recorded(job, "steps", batch=batch):
+                found = step_times(server, arm, batch, sizes)
+                job.row("steps", batch=batch, states=states, step_ms=found)
+        for row in host_times(server.log):
+            job.row("host", **row)
+        if job.call.real:  # torch's profiler often ends a server on a CPU
+            with _recorded(job, "profile", batch=batch):
+                job.row("profile", batch=batch, **profiled(job.folder, server, arm, batch))
+
+
+@contextlib.contextmanager
+def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
+    models, most = job.folder / "models", str(max(sizes.batches))
+    write_configs(models, shrunk=not job.call.real)
+    flags = [*DUMMY, *LIMITS, "--model-path", str(models / "target"), "--max-running-requests", most]
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "GPU_KIT_HOST": "1", **ARMS[arm][1], **job.slice}
+    if arm != ADAPTIVE:
+        flags += ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
+    if arm != PLAIN:
+        flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
+        flags += ["--speculative-adaptive"] if arm == ADAPTIVE else []
+    if job.call.real:
+        flags += [*TRITON, *(DRAFT_TRITON if arm != PLAIN else ())]
+    elif arm == BUILTIN:  # on a CPU it runs in the rehearsal, with a narrow block
+        from tests.rehearsal.run import rehearsed
+
+        flags += ["--speculative-num-draft-tokens", "4"]
+        environment |= {**rehearsed(), "REHEARSE_BUILTIN": "1", "REHEARSE_LAUNCHES": "1"}
+    with running(job.folder, *flags, **environment) as server:
+        yield server
+
+
+def write_configs(folder: Path, *, shrunk: bool) -> None:
+    """Write a ``config.json`` each to ``folder/target`` and ``folder/drafter``.
+
+    Args:
+        shrunk: keep the structure only, at sizes that a CPU can run.
+    """
+    target, drafter = (json.loads((FOLDER / PAIR / each / "config.json").read_text()) for each in ("target", "drafter"))
+    if shrunk:
+        target, drafter = shrink_target(target), shrink_drafter(drafter, target["text_config"])
+    # without the vision part, whose image processor the wheelhouse lacks
+    names = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in target["architectures"]]
+    tied = target.get("tie_word_embeddings", False)
+    text = {**target["text_config"], "architectures": names, "tie_word_embeddings": tied}
+    for model, config in (("target", text), ("drafter", drafter)):
+        (folder / model).mkdir(parents=True, exist_ok=True)
+        (folder / model / "config.json").write_text(json.dumps(config))
+
+
+def state(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = server.get("/server_info").json()["internal_states"][0]
+    return found
+
+
+def generate(server: Server, arm: str, batch: int, steps: int, prompt: int) -> tuple[float, int]:
+    """Return seconds of one request with ``batch`` random prompts, and the number of steps that it took."""
+    flush(server)
+    prompts = [[random.randrange(10, 700) for _ in range(prompt)] for _ in range(batch)]
+    tokens = steps if arm == PLAIN else steps * ACCEPT
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    start = time.perf_counter()
+    response = server.post("/generate", {"input_ids": prompts, "sampling_params": sampling})
+    seconds = time.perf_counter() - start
+    assert response.status_code == 200, response.text
+    return seconds, max(answer["meta_info"].get("spec_verify_ct") or tokens for answer in response.json())
+
+
+def step_times(server: Server, arm: str, batch: int, sizes: Sizes) -> list[float]:
+    """Return milliseconds of a step with ``batch`` requests, measured several times."""
+    running = state(server)["effective_max_running_requests_per_dp"]
+    assert running >= batch, f"the server runs {running} requests at once, not {batch}"
+    generate(server, arm, batch, sizes.few, sizes.prompt)  # compiles what this batch size needs
+    found = []
+    for _ in range(sizes.repeats):
+        counts = (sizes.few, sizes.many)
+        (short, less), (long, more) = (generate(server, arm, batch, steps, sizes.prompt) for steps in counts)
+        found.append(round(1000 * (long - short) / (more - less), 3))
+    return found
+
+
+def host_times(log: str) -> list[dict[str, Any]]:
+    """Return for each batch size the line of the shortest loops."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in log.splitlines():
+        _, is_ours, text = line.partition(HOST)
+        if is_ours:
+            row = json.loads(text)
+            found[row["batch"]] = min(found.get(row["batch"], row), row, key=lambda each: each["loop_ms"])
+    return [found[batch] for batch in sorted(found)]
+
+
+def profiled(folder: Path, server: Server, arm: str, batch: int) -> dict[str, Any]:
+    """Profile ten decode steps; the trace stays in ``folder``."""
+    options = {"output_dir": str(folder), "activities": ["CPU", "GPU"], "num_steps": 10, "profile_by_stage": True}
+    options |= {"with_stack": False, "record_shapes": False}  # most of a trace, and unused here
+    assert server.post("/start_profile", options).status_code == 200
+    generate(server, arm, batch, 20, 4)
+    deadline, size = time.monotonic() + 15, -1
+    while not (traces := sorted(folder.rglob("*DECODE*.gz"))) or size != traces[-1].stat().st_size:
+        assert time.monotonic() < deadline, f"no complete trace in {folder} after 15 s"
+        size = traces[-1].stat().st_size if traces else -1  # the same twice: complete
+        time.sleep(0.7)
+    return per_step(json.loads(gzip.decompress(traces[-1].read_bytes()))["traceEvents"], 10)
+
+
+def _costs(job: Job, info: dict[str, Any]) -> None:
+    costs, seconds = info["width"]["costs"], info["start_seconds"].get("calibration")
+    for batch, row in zip(costs["batch_sizes"], costs["milliseconds"], strict=True):
+        by_width = {str(width): ms for width, ms in zip(costs["widths"], row, strict=True)}
+        job.row("costs", batch=batch, milliseconds=by_width, calibration_s=seconds)
+
+
+@contextlib.contextmanager
+def _recorded(job: Job, what: str, **key: Any) -> Iterator[None]:
+    """Record an error as a row of the table ``what``, and go on."""
+    assert what in TABLES or what == "steps"
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - the next measurement may work
+        job.row(what, **key, error=describe(error))
