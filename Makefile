@@ -18,7 +18,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo demo-real test test-slow test-tools test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu quality bench dist clean
+.PHONY: setup demo demo-real test test-slow test-tools test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -41,7 +41,7 @@ test: setup
 
 # Without the sets that have a target of their own. TESTS: some files.
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal bench/test_other_tools.py bench/test_clients.py,--ignore tests/$(own)) $(or $(TESTS),tests)
+	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal kit bench/test_other_tools.py bench/test_clients.py,--ignore tests/$(own)) $(or $(TESTS),tests)
 
 # Other people's load and evaluation tools, each in an environment of its own (lab/README.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
@@ -104,12 +104,36 @@ drift: setup
 test-gpu:
 	$(BIN)/pytest -q -m gpu tests/gpu
 
-wheelhouse: setup
+# NVIDIA's compiler from the package index: no toolkit is needed.
+NVCC := .cache/nvcc
+CUDA_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+
+$(NVCC)/.installed: | setup
+	rm -rf $(@D)
+	$(PIP) --quiet --no-deps --target $(@D) $(CUDA_WHEELS)
+	touch $@
+
+# Half a minute per compiled module at first; finished ones are kept.
+wheelhouse: setup $(NVCC)/.installed
+	$(BIN)/python tools/prebuild.py $(NVCC) .cache/modules
 	$(BIN)/python tools/wheelhouse.py
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:
-	$(PYTHON) -m tools.gpu $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(ARMS),--arms '$(ARMS)')
+	$(PYTHON) -m tools.gpu $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SECONDS),--seconds $(SECONDS))
+
+# The packages of the machine that the kit is for: torch's CUDA build, several GB.
+PYTHON312 ?= python3.12
+IMAGE := .cache/image
+
+$(IMAGE)/.installed: requirements/gpu-image.txt
+	rm -rf $(@D) && $(PYTHON312) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check --quiet install -r $<
+	touch $@
+
+# The kit's call on this CPU, then its start with those packages.
+test-kit: wheelhouse $(IMAGE)/.installed
+	$(BIN)/pytest -q -m slow tests/kit
 
 quality: setup
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Build the wheelhouse for ``make gpu``: SGLang's dependencies except torch, without files that a run never reads.
 
-``python tools/wheelhouse.py`` downloads the wheels in ``tools/wheels.txt`` and packs one archive, which
-``tools/gpu/site.py`` unpacks on a machine without a network.
+``python tools/wheelhouse.py`` downloads the wheels in ``tools/wheels.txt`` and packs one archive, with the modules that
+``tools/prebuild.py`` compiled; ``tools/gpu/site.py`` unpacks it on a machine without a network.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-LIST, IMPORTED = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt"
-ARCHIVE, DOWNLOADS = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels"
+LIST, IMPORTED, IMAGE = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt", ROOT / "requirements/gpu-image.txt"
+ARCHIVE, DOWNLOADS, MODULES = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels", ROOT / ".cache/modules"
 # One transfer to the machine holds the tracked files and the archive.
 TRANSFER, LIMIT = 64 << 20, 38 << 20
 DATA = re.compile(r"[^/]+\.data/(\w+)/")
@@ -83,10 +83,12 @@ def build() -> None:
     """Build the wheelhouse and print its size.
 
     Raises:
-        SystemExit: it is larger than :data:`LIMIT`.
+        SystemExit: it is larger than :data:`LIMIT`, or a packed wheel would hide the machine's own.
     """
     wheels, imported = read_list(LIST.read_text()), frozenset(IMPORTED.read_text().splitlines())
-    files: dict[str, bytes] = {}
+    if twice := sorted(wheels.keys() & read_list(IMAGE.read_text()).keys()):
+        raise SystemExit(f"{IMAGE} has {', '.join(twice)} already: remove it from {LIST}")
+    files = {f"prebuilt/{path.name}": path.read_bytes() for path in MODULES.glob("*.*")}
     for (requirement, dropped), source in zip(wheels.items(), download(wheels), strict=True):
         mine = dict(kept(source, dropped, imported))
         print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {requirement}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +41,13 @@ def plan(real: bool) -> list[Job]:
         Job("micro compiled", 3, lambda job: _micro(job, "--warm"), "micro"),
         Job("micro", 24, lambda job: _micro(job), "micro", alone=True),
     ]
+    packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
     if not real:
-        return [*first, *published[:3], *rest, *exact, cases[0], micro[1], published[4]]
+        small = [*first, *published[:3], *rest, *exact, cases[0], *packed, micro[1], published[4]]
+        return [replace(job, gib=1) for job in small]
     return [
         *(*first, *published[:3], *rest, *exact, micro[0], *cases, published[3]),
-        *(Job("modules", 1, _modules, "modules"), micro[1], published[4]),
+        *(*packed, micro[1], published[4]),
     ]
 
 
@@ -70,10 +74,9 @@ def _modules(job: Job) -> None:
     """Load the packed modules, and record which the servers used and which they lacked."""
     from tools.gpu import modules
 
-    checked = modules.check() if os.environ["GPU_KIT_MODULES"] else {}
     used = {row["key"]: row["packed"] for row in rows.read(job.call.out / "modules")}
     missing = [key for key, packed in used.items() if not packed]
-    job.row("modules", **checked, handed_out=len(used) - len(missing), missing=missing or None)
+    job.row("modules", **modules.check(), handed_out=len(used) - len(missing), missing=missing or None)
 
 
 def _run(job: Job, *command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -91,18 +94,21 @@ def machine(device: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "python": platform.python_version()}
     for column, name in VERSIONS.items():
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[column] = torch.__version__ if name == "torch" else version(name)
-        except PackageNotFoundError:
-            found[column] = None
     git = shutil.which("git") and subprocess.run(
         ["git", "rev-parse", "--short=8", "HEAD"], cwd=site.ROOT, capture_output=True, text=True, check=False
     )
     found |= {"commit": git.stdout.strip() if git else None, "random": RANDOM, "gpu": device}
     if device == site.CUDA:
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits", "--id=0"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version",
+            "--format=csv,noheader,nounits",
+            "--id=0",
+        ]
         name, memory, driver = subprocess.check_output(query, text=True).strip().split(", ")
-        found |= {"gpu": name, "memory_mib": int(memory), "driver": driver}
+        found |= {"gpu": name, "memory_mib": int(memory), "driver": driver, "floor_tb_s": rows.rate_of(name)}
     return found
 
 
@@ -124,13 +130,14 @@ def main() -> None:
         if (out / rows.FILE).exists():
             parser.error(f"{out} has rows of an earlier call: choose another folder")
         site.unpack(unpacked)
-        environment = {**site.environment(unpacked, asked.device), "GPU_KIT_OUT": str(out / "modules")}
+        environment = {**site.environment(unpacked), "GPU_KIT_OUT": str(out / "modules")}
         os.execve(sys.executable, [sys.executable, "-m", "tools.gpu", *sys.argv[1:], "--inside"], environment)
     from tools.gpu.call import Call
 
     here = machine(asked.device)
     # what a slice does not count: graphs' bookkeeping and what libraries allocate by themselves
-    call = Call(asked.device, out, 0.95 * here.get("memory_mib", 24 << 10) / 1024, asked.seconds)
+    gib = 0.95 * here["memory_mib"] / 1024 if asked.device == site.CUDA else 2
+    call = Call(asked.device, out, gib, asked.seconds)
     call.write("machine", **here)
     beginnings = tuple(filter(None, asked.only.split(",")))
     call.run([job for job in plan(call.real) if not beginnings or job.name.startswith(beginnings)])

@@ -40,8 +40,6 @@ from sglang_dflash.states.reference import Records
 from tools.gpu import rows
 
 BF16, WIDTH, ACCEPTED = torch.bfloat16, 16, 4
-# Bytes per second of a large copy, by what the card's name contains.
-RATES = {"H200": 4.3e12, "H100": 3.0e12}
 LAUNCHES = 96  # in a graph, about
 
 
@@ -83,7 +81,10 @@ class Layers:
         self.slots = batch * self.repeats + 1
         self.values, self.channels = self.HV * self.K, (2 * self.H + self.HV) * self.K
         self.states = self.random(self.L, self.slots, self.HV, self.K, self.K, dtype=torch.float32, scale=0.05)
-        self.conv, self.weight = self.random(self.L, self.slots, self.channels, 3), self.random(self.L, self.channels, 4)
+        self.conv, self.weight = (
+            self.random(self.L, self.slots, self.channels, 3),
+            self.random(self.L, self.channels, 4),
+        )
         self.A_log, self.dt_bias = self.random(self.L, self.HV, dtype=torch.float32), self.random(self.L, self.HV)
         self.norm = self.random(self.K)
         self.starts = torch.arange(0, (batch + 1) * WIDTH, WIDTH, dtype=torch.int32, device=device)
@@ -229,9 +230,7 @@ class Cell:
 
 
 CELLS = {
-    "layer, kept (SGLang)": Cell(
-        lambda m, at: layer(m, at, kept_verify), lambda m: 17 * m.state + 2 * m.activations()
-    ),
+    "layer, kept (SGLang)": Cell(lambda m, at: layer(m, at, kept_verify), lambda m: 17 * m.state + 2 * m.activations()),
     "layer, replayed": Cell(
         lambda m, at: layer(m, at, replayed_verify), lambda m: m.state + m.recorded + 2 * m.activations()
     ),
@@ -284,8 +283,7 @@ def main(out: Path, device: str, warm: bool) -> None:
     real = device == "cuda"
     prepare(real)
     models, batches = (MODELS, BATCHES) if real else (SMALL_MODELS, SMALL_BATCHES)
-    card = torch.cuda.get_device_name() if real else "CPU"
-    rate = next((rate for name, rate in RATES.items() if name in card), RATES["H100"])
+    rate = rows.rate_of(torch.cuda.get_device_name() if real else "CPU") * 1e12
     for model in models:
         for batch in batches[:1] if warm else batches:
             m = Layers(model, batch, device)

@@ -38,7 +38,7 @@ def register() -> None:
         from sglang_dflash import ops
 
         ops.accept_block = simulated(ops.accept_block, _draw)  # before our worker is imported
-    if os.environ.get("GPU_KIT_MODULES"):
+    if os.environ.get("GPU_KIT_MODULES") and torch.cuda.is_available():
         HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", modules.load_jit, HookType.AROUND)
         for target, replacement in REPLACED.items():
             HookRegistry.register(f"sglang.{target}", replacement, HookType.REPLACE)

@@ -15,8 +15,9 @@ Row = dict[str, Any]
 FILE = "rows.jsonl"
 HEADER = """# On a GPU
 
-Written by [the kit](../development.md#a-gpu-without-sglang) from the rows in `docs/results/gpu/`. Rows with `error` did not
-end as they should; a page of one call has all of them.
+Written by [the kit](../development.md#a-gpu-without-sglang) from the rows in `docs/results/gpu/`, a file per call. Servers run
+with Triton attention, because FA3 and FlashInfer are not in the wheelhouse, and with SGLang's compiled modules. The ratio of
+two workers is fair; absolute times are not those of a full installation.
 
 ```bash
 make gpu                                         # measures; OUT has the rows and a page of them
@@ -28,7 +29,10 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "machine": (
         "Machine",
         "",
-        ("date", "gpu", "memory_mib", "driver", "python", "torch", "triton", "sglang", "kernels", "commit", "random"),
+        (
+            *("date", "gpu", "memory_mib", "floor_tb_s", "driver", "python", "torch", "triton", "sglang", "kernels"),
+            *("commit", "random"),
+        ),
     ),
     "fault": ("Faults", "", ("pair", "arm", "error", "mended")),
     "texts": (
@@ -61,13 +65,19 @@ TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 STEPS = (
     "Milliseconds of a decode step of random weights: block 16, simulated accept length 4, prompts of 128 tokens; plain "
-    "decoding: of a token. Median [range]. The last column is `planned` over SGLang's worker."
+    "decoding: of a token. Median [range]. A ratio is an arm's median over that of SGLang's worker (`builtin`)."
 )
 MICRO = (
     "One layer's launches in a CUDA graph over all layers, microseconds per layer (floor: each byte once, at `floor_tb_s` "
     "of `machine`). `layer`: everything between a layer's projections."
 )
 OURS, BUILTIN, PLAIN = "planned", "builtin", "plain"
+# Bytes per second of a large copy, in TB, by what the card's name contains.
+RATES = {"H200": 4.3, "H100": 3.0}
+
+
+def rate_of(card: str) -> float:
+    return next((rate for name, rate in RATES.items() if name in card), RATES["H100"])
 
 
 def append(folder: Path, **row: Any) -> None:
@@ -78,12 +88,12 @@ def append(folder: Path, **row: Any) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """Return the rows of every call in ``folder``, without a line that a killed process cut off."""
+    """Return the rows of every call in ``folder``, a file each, without a line that a killed process cut off."""
     rows = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             try:
-                rows.append(json.loads(line))
+                rows.append({"call": path.stem, **json.loads(line)})
             except json.JSONDecodeError:
                 continue
     return rows
@@ -96,7 +106,7 @@ def page(rows: Sequence[Row]) -> str:
     for what, (heading, text, columns) in TABLES.items():
         chosen = [row for row in good if row["what"] == what]
         if chosen:
-            sections += [f"## {heading}", *filter(None, [text]), table(chosen, columns)]
+            sections += [f"## {heading}", *filter(None, [text]), table(chosen, ("call", *columns))]
         if what == "texts":
             sections += _steps([row for row in good if row["what"] == "steps"])
     sections += _micro([row for row in good if row["what"] == "micro"])
@@ -108,9 +118,11 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Iterable[Row], columns: Sequence[str]) -> str:
-    """Return a table of the columns that some row has."""
+    """Return a table of the columns that some row has; of one call without its name."""
     rows = list(rows)
     columns = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    if len({row.get("call") for row in rows}) == 1 and "call" in columns:
+        columns.remove("call")
     lines = [columns, ["---"] * len(columns), *[[cell(row.get(name)) for name in columns] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -123,27 +135,28 @@ def cell(value: Any) -> str:
     if isinstance(value, list):
         value = ", ".join(map(cell, value))
     if isinstance(value, dict):
-        value = ", ".join(f"{name} {cell(each)}" for name, each in value.items())
+        value = ", ".join(f"{name[:40]} {cell(each)}" for name, each in value.items())
     text = f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
     return text.replace("|", "/").replace("\n", " ")[:600]
 
 
 def _steps(rows: Sequence[Row]) -> list[str]:
-    """Return the section of step times: a line per pair and batch, a column per arm."""
-    if not rows:
-        return []
-    arms = list(dict.fromkeys(f"{row['arm']} ({row['states']})" if row.get("states") else row["arm"] for row in rows))
-    lines: dict[tuple[str, int], Row] = {}
+    """Return the section of step times: a line per call, pair and batch, and a column per arm."""
+    times: dict[tuple[str, str, int], dict[str, list[float]]] = {}
     for row in rows:
-        line = lines.setdefault((row["pair"], row["batch"]), {"pair": row["pair"], "batch": row["batch"]})
-        # of several calls: every measurement
-        name = f"{row['arm']} ({row['states']})" if row.get("states") else row["arm"]
-        line[name] = line.get(name, []) + row["step_ms"]
-        line.setdefault(("ms", row["arm"]), []).extend(row["step_ms"])
-    for line in lines.values():
-        ours, builtin = line.get(("ms", OURS)), line.get(("ms", BUILTIN))
-        line["ratio"] = median(ours) / median(builtin) if ours and builtin else None
-    return ["## Step times", STEPS, table(lines.values(), ("pair", "batch", *arms, "ratio"))]
+        name = row["arm"] if row.get("states") in (None, row["arm"]) else f"{row['arm']} ({row['states']})"
+        times.setdefault((row["call"], row["pair"], row["batch"]), {})[name] = row["step_ms"]
+    arms = list(dict.fromkeys(arm for each in times.values() for arm in each))
+    ours = [arm for arm in arms if arm not in (BUILTIN, PLAIN)]
+    lines = []
+    for (call, pair, batch), each in times.items():
+        line: Row = {"call": call, "pair": pair, "batch": batch, **each}
+        for arm in ours:
+            if arm in each and BUILTIN in each:
+                line[f"{arm} / {BUILTIN}"] = median(each[arm]) / median(each[BUILTIN])
+        lines.append(line)
+    columns = ("call", "pair", "batch", *arms, *(f"{arm} / {BUILTIN}" for arm in ours))
+    return ["## Step times", STEPS, table(lines, columns)] if rows else []
 
 
 def _micro(rows: Sequence[Row]) -> list[str]:

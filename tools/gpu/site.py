@@ -18,8 +18,8 @@ PACKAGES = (ROOT, ROOT / "cpu_platform", ROOT / "lab")
 CUDA, CPU = "cuda", "cpu"
 # SGLang imports uvloop; the loop of the standard library replaces it.
 UVLOOP = "from asyncio import DefaultEventLoopPolicy as EventLoopPolicy, new_event_loop, run\n"
-LOOPBACK = {name: "127.0.0.1" for name in ("SGLANG_HOST_IP", "HOST_IP")}
-LOOPBACK |= {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+LOOPBACK = dict.fromkeys(("SGLANG_HOST_IP", "HOST_IP"), "127.0.0.1")
+LOOPBACK |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
 
 
 def unpack(target: Path) -> None:
@@ -57,19 +57,18 @@ def _install(target: Path, name: str, of_version: str, groups: dict[str, dict[st
         (info / "entry_points.txt").write_text("\n".join(lines))
 
 
-def environment(target: Path, device: str) -> dict[str, str]:
-    """Environment of a process that runs on ``device`` with the packages in ``target``.
+def environment(target: Path) -> dict[str, str]:
+    """Environment of a process that runs with the packages in ``target``.
 
     ``GPU_KIT_MODULES`` names the folder of SGLang's compiled modules in an unpacked wheelhouse.
     """
-    unpacked = device == CUDA and (target / MODULES).exists()
     return {
         **{"SERVER_START_SECONDS": "240", "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"},
         **os.environ,
         **LOOPBACK,
         "PYTHONPATH": os.pathsep.join([str(target), *map(str, PACKAGES)]),
         "PYTHONUNBUFFERED": "1",
-        "GPU_KIT_MODULES": str(target / MODULES) if unpacked else "",
+        "GPU_KIT_MODULES": str(target / MODULES) if (target / MODULES).exists() else "",
         # The compiled prefix tree requires the torch release that SGLang was built with.
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
