@@ -1,7 +1,8 @@
 """Compile ahead of time, for Hopper, the CUDA modules that SGLang compiles at run time; needs no GPU.
 
-``python tools/prebuild.py COMPILER OUT`` fills the folder ``OUT`` with modules and ``index.json`` (:data:`INDEX`). COMPILER
-is the folder of NVIDIA's compiler as the Makefile installs it. Finished modules are kept.
+``python tools/prebuild.py COMPILER OUT`` fills the folder ``OUT`` with modules and ``index.json``: ``capability``, and
+``modules``: "name|argument|..." of ``load_jit`` -> [file, exported names]. COMPILER is the folder of NVIDIA's compiler
+as the Makefile installs it. SGLang's own ``load_jit`` compiles, and keeps what it compiled in ``SGLANG_JIT_CACHE_DIR``.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 CAPABILITY = (9, 0)  # H100 and H200
-INDEX = "index.json"  # ``capability``; ``modules``: "name|argument|..." of ``load_jit`` -> [file, exported names]
 
 
-def wanted() -> None:
-    """Request every module of the kit's rows: bfloat16 targets of 64, 128 and 256 values per head."""
+def wanted() -> list[Callable[[], Any]]:
+    """Return calls that load every module of the kit's rows: bfloat16, heads of 64, 128 and 256 values."""
     import torch
     from sglang.kernels.ops.activation import activation
     from sglang.kernels.ops.attention import clamp_position, rope
@@ -30,30 +30,22 @@ def wanted() -> None:
     from sglang.kernels.ops.mamba import causal_conv1d
     from sglang.kernels.ops.moe import moe_align, moe_topk_softmax
 
-    dtype = torch.bfloat16
-    activation.activation_module(dtype)
-    clamp_position._jit_clamp_position_module(torch.int64)
-    clamp_position._jit_clamp_position_module(torch.int32)
-    causal_conv1d._jit_causal_conv1d_module(dtype)
-    rope._jit_rotary_embedding_module()
-    for size in (2048, 1024, 256):  # bytes of a token's K
-        kvcache._jit_kvcache_module(size, size, 0)
-    for size in (128, 64, 16):  # rotated values of a head
-        rope._jit_fused_rope_module(True, size, dtype, dtype)
-    for size in (256, 128, 64):
-        norm._jit_qknorm_module(size, dtype)
-    for size in (2560, 256, 128, 64):
-        norm._jit_rmsnorm_module(size, dtype)
-    for flag in (False, True):
-        norm._jit_fused_add_rmsnorm_module(dtype, flag)
-    for scores in (dtype, torch.float32):
-        moe_topk_softmax._jit_moe_topk_softmax_module(scores)
-    for flags in ((False, False, False), (False, False, True), (True, False, False), (True, False, True)):
-        moe_align._jit_moe_align_module(torch.int32, *flags)
+    dtype, two = torch.bfloat16, (False, True)
+    return [
+        lambda: activation.activation_module(dtype),
+        lambda: causal_conv1d._jit_causal_conv1d_module(dtype),
+        *(lambda x=x: clamp_position._jit_clamp_position_module(x) for x in (torch.int32, torch.int64)),
+        *(lambda n=n: kvcache._jit_kvcache_module(n, n, 0) for n in (2048, 1024, 256)),  # bytes of a token's K
+        *(lambda n=n: rope._jit_fused_rope_module(True, n, dtype, dtype) for n in (128, 64, 16)),  # rotated values
+        *(lambda n=n: norm._jit_qknorm_module(n, dtype) for n in (256, 128, 64)),
+        *(lambda n=n: norm._jit_rmsnorm_module(n, dtype) for n in (2560, 256, 128, 64)),
+        *(lambda x=x: norm._jit_fused_add_rmsnorm_module(dtype, x) for x in two),
+        *(lambda x=x: moe_topk_softmax._jit_moe_topk_softmax_module(x) for x in (dtype, torch.float32)),
+        *(lambda x=x, y=y: moe_align._jit_moe_align_module(torch.int32, x, False, y) for x in two for y in two),
+    ]
 
 
-def requests() -> dict[str, dict[str, Any]]:
-    """Return the arguments of ``load_jit`` that :func:`wanted` leads to, by key, as if on the device."""
+def build(out: Path) -> None:
     import sglang.kernels.jit.utils as jit
     import torch
     from sglang.kernels.jit.utils import arch
@@ -62,60 +54,30 @@ def requests() -> dict[str, dict[str, Any]]:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *args: CAPABILITY
     arch.is_cuda = lambda: True
-    found: dict[str, dict[str, Any]] = {}
-    jit.load_jit = loader.load_jit = lambda *args, **options: found.setdefault("|".join(map(str, args)), options)
-    wanted()
-    return found
+    loader._load = lambda library: library.read_bytes()
+    compiled, modules = loader.load_jit, {}
 
+    def keep(*args: Any, **options: Any) -> None:
+        key = "|".join(map(str, args))
+        file = out / f"{args[0]}-{hashlib.sha1(key.encode()).hexdigest()[:8]}.so"
+        file.write_bytes(compiled(*args, **options))
+        subprocess.run(["strip", "--strip-unneeded", str(file)], check=True)
+        modules[key] = [file.name, [export for export, _ in options["cuda_wrappers"]]]
+        print(f"{file.stat().st_size >> 10:5} KiB  {key}", flush=True)
 
-def compiled(key: str, options: dict[str, Any], out: Path) -> str:
-    """Compile one module with SGLang's own flags, and return its file's name."""
-    from sglang.kernels.jit.utils.arch import get_default_target_flags
-    from sglang.kernels.jit.utils.compile import ninja, paths
-    from sglang.kernels.jit.utils.compile.spec import BuildSpec, resolve_sources
-
-    def given(name: str) -> list[Any]:
-        return list(options.get(name) or ())
-
-    assert not given("extra_dependencies"), f"{key} needs other people's headers"
-    spec = BuildSpec(
-        module_args=tuple(key.split("|")),
-        cpp_files=resolve_sources(given("cpp_files")),
-        cuda_files=resolve_sources(given("cuda_files")),
-        cpp_wrappers=tuple(given("cpp_wrappers")),
-        cuda_wrappers=tuple(given("cuda_wrappers")),
-        cflags=(*paths.DEFAULT_CFLAGS, *given("extra_cflags")),
-        cuda_cflags=(*get_default_target_flags(), *given("extra_cuda_cflags")),
-        ldflags=(*paths.DEFAULT_LDFLAGS, *given("extra_ldflags")),
-        include_paths=(*paths.DEFAULT_INCLUDE, *given("extra_include_paths")),
-        header_only=options.get("header_only", True),
-    )
-    name = f"{key.split('|')[0]}-{hashlib.sha1(key.encode()).hexdigest()[:8]}.so"
-    folder = out / name.removesuffix(".so")
-    built = ninja.build(spec=spec, build_dir=folder, build_file=ninja.generate(spec))
-    subprocess.run(["strip", "--strip-unneeded", "-o", str(out / name), str(built)], check=True)
-    shutil.rmtree(folder)
-    return name
-
-
-def build(out: Path) -> None:
+    jit.load_jit = keep  # before the operations are imported
     out.mkdir(parents=True, exist_ok=True)
-    asked, file = requests(), out / INDEX
-    index: dict[str, Any] = json.loads(file.read_text())["modules"] if file.exists() else {}
-    missing = [key for key in asked if key not in index]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for key, name in zip(missing, pool.map(lambda key: compiled(key, asked[key], out), missing), strict=True):
-            index[key] = [name, [export for export, _ in asked[key].get("cuda_wrappers") or ()]]
-            file.write_text(json.dumps({"capability": CAPABILITY, "modules": index}, indent=1, sort_keys=True))
-            print(f"{(out / name).stat().st_size >> 10:5} KiB  {key}", flush=True)
+        list(pool.map(lambda load: load(), wanted()))
+    (out / "index.json").write_text(json.dumps({"capability": CAPABILITY, "modules": modules}, indent=1))
 
 
 if __name__ == "__main__":
-    toolkit = Path(sys.argv[1], "nvidia/cu13").absolute()
-    libraries = toolkit / "lib64"  # where compilers look, with the name that they link
+    toolkit, folder = Path(sys.argv[1], "nvidia/cu13").absolute(), Path(sys.argv[2]).absolute()
+    libraries = toolkit / "lib64"  # where the linker looks, with the name that it is given
     libraries.mkdir(exist_ok=True)
-    runtime = libraries / "libcudart.so"
-    if not runtime.exists():
+    if not (runtime := libraries / "libcudart.so").exists():
         runtime.symlink_to(toolkit / "lib/libcudart.so.13")
     os.environ |= {"CUDA_HOME": str(toolkit), "PATH": f"{toolkit / 'bin'}:{os.environ['PATH']}"}
-    build(Path(sys.argv[2]).absolute())
+    os.environ["SGLANG_JIT_CACHE_DIR"] = f"{folder}.jit"
+    build(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,55 +34,47 @@ def plan(real: bool) -> list[Job]:
     from tools.gpu import steps, texts
     from tools.gpu.call import Job
 
-    published = steps.jobs((rows.OURS, rows.BUILTIN, rows.PLAIN, "kept", steps.ADAPTIVE), real)
-    cases = [Job(f"cases {Path(file).parent.name} {Path(file).stem}", 3, _cases(file), "cases") for file in CASES]
-    exact = texts.jobs("tiny-hybrid", ("replayed",), real, exact=True)
-    found = [job for pair, arms in texts.CHOSEN.items() for job in texts.jobs(pair, arms, real)]
-    first, rest = found[:4], found[4:]
-    micro = [
-        Job("micro compiled", 3, lambda job: _micro(job, "--warm"), "micro"),
-        Job("micro", 24, lambda job: _micro(job), "micro", alone=True),
-    ]
+    arms = [(pair, {name: texts.ARMS[name] for name in names}) for pair, names in texts.CHOSEN.items()]
+    hybrid, *others = (texts.jobs(pair, each, real) for pair, each in arms)
+    exact = texts.jobs("tiny-hybrid", {"replayed": texts.ARMS["replayed"]}, real, exact=True)
+    ours, builtin, plain, kept, adaptive = steps.jobs((rows.OURS, rows.BUILTIN, rows.PLAIN, "kept", steps.ADAPTIVE))
+    cases = [Job(f"cases {file}", 3, partial(_cases, file), "cases") for file in (CASES if real else CASES[:1])]
+    compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
+    alone = [Job("micro", 24, _micro, "micro", alone=True), adaptive]
+    servers = [*hybrid, ours, builtin, plain, *itertools.chain(*others), *exact]
     if not real:
-        small = [*first, *published[:3], *rest, *exact, cases[0], *packed, micro[1], published[4]]
-        return [replace(job, gib=1) for job in small]
-    return [
-        *(*first, *published[:3], *rest, *exact, micro[0], *cases, published[3]),
-        *(*packed, micro[1], published[4]),
-    ]
+        return [replace(job, gib=1) for job in (*servers, *cases, *packed, *alone)]
+    return [*servers, compiling, *cases, kept, *packed, *alone]
 
 
-def _cases(file: str) -> Any:
-    def run(job: Job) -> None:
-        """Run the cases on the device, or a few under Triton's interpreter."""
-        device, interpret, chosen = ("cuda", "0", ()) if job.call.real else ("cpu", "1", ("-k", "prepare_block"))
-        environment = {**os.environ, "OPS_DEVICE": device, "TRITON_INTERPRET": interpret}
-        ended = _run(job, *PYTEST, *chosen, file, environment=environment)
-        last = (ended.stdout.strip().splitlines() or [ended.stderr[-500:]])[-1]
-        failed = {"error": ended.stdout[-3000:] + last} if ended.returncode else {}
-        job.row("cases", files=file, result=last, **failed)
-
-    return run
+def _cases(file: str, job: Job) -> dict[str, Any]:
+    """Run the cases on the device, or a few under Triton's interpreter."""
+    real = job.call.real
+    environment = {"OPS_DEVICE": job.call.device, "TRITON_INTERPRET": "0" if real else "1"}
+    ended = _run(job, *PYTEST, *(() if real else ("-k", "prepare_block")), file, **environment)
+    last = (ended.stdout.strip().splitlines() or [ended.stderr[-500:]])[-1]
+    return {"files": file, "result": last, **({"error": ended.stdout[-3000:] + last} if ended.returncode else {})}
 
 
-def _micro(job: Job, *options: str) -> None:
-    command = [sys.executable, "-m", "tools.gpu.micro", str(job.call.out), job.call.device, *options]
-    ended = _run(job, *command, environment=dict(os.environ))
+def _micro(*arguments: Any) -> None:
+    *options, job = arguments
+    ended = _run(job, sys.executable, "-m", "tools.gpu.micro", str(job.call.out), job.call.device, *options)
     assert not ended.returncode, ended.stderr[-3000:]
 
 
-def _modules(job: Job) -> None:
+def _modules(job: Job) -> dict[str, Any]:
     """Load the packed modules, and record which the servers used and which they lacked."""
     from tools.gpu import modules
 
     used = {row["key"]: row["packed"] for row in rows.read(job.call.out / "modules")}
     missing = [key for key, packed in used.items() if not packed]
-    job.row("modules", **modules.check(), handed_out=len(used) - len(missing), missing=missing or None)
+    return {**modules.check(), "handed_out": len(used) - len(missing), "missing": missing or None}
 
 
-def _run(job: Job, *command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(command, cwd=site.ROOT, env=environment, capture_output=True, text=True, check=False)
+def _run(job: Job, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **environment}
+    ended = subprocess.run(command, cwd=site.ROOT, env=variables, capture_output=True, text=True, check=False)
     (job.folder / "output.log").write_text(ended.stdout + ended.stderr)
     return ended
 
@@ -96,10 +90,11 @@ def machine(device: str) -> dict[str, Any]:
     for column, name in VERSIONS.items():
         with contextlib.suppress(PackageNotFoundError):
             found[column] = torch.__version__ if name == "torch" else version(name)
-    git = shutil.which("git") and subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], cwd=site.ROOT, capture_output=True, text=True, check=False
+    git = ("git", "-C", str(site.ROOT), "rev-parse", "--short=8", "HEAD")
+    commit = (
+        subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if shutil.which("git") else ""
     )
-    found |= {"commit": git.stdout.strip() if git else None, "random": RANDOM, "gpu": device}
+    found |= {"commit": commit, "random": RANDOM, "gpu": device}
     if device == site.CUDA:
         query = [
             "nvidia-smi",

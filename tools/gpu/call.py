@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import threading
 import time
 import traceback
@@ -27,14 +26,14 @@ class Job:
 
     Attributes:
         gib: of the device's memory, while it runs.
-        body: called with the job, in its thread.
-        what: kind of the row if it fails.
+        body: called with the job, in its thread; what it returns is a row.
+        what: kind of that row, and of the one if it fails.
         alone: start it when all earlier jobs have ended.
     """
 
     name: str
     gib: float
-    body: Callable[[Job], None]
+    body: Callable[[Job], dict[str, Any] | None]
     what: str
     key: dict[str, Any] = field(default_factory=dict)
     alone: bool = False
@@ -42,15 +41,20 @@ class Job:
     call: Call = field(init=False)
 
     def run(self) -> None:
-        try:
-            self.body(self)
-        except Exception as error:  # noqa: BLE001 - a server that ends or a wrong answer is a result
-            self.row(self.what, error=describe(error))
+        self.measure(self.what, lambda: self.body(self))
         self.call.change(self, DONE)
 
+    def measure(self, what: str, measured: Callable[[], dict[str, Any] | None], **key: Any) -> None:
+        """Write what is measured as a row, if it is not None, or the error."""
+        try:
+            found = measured()
+        except Exception as error:  # noqa: BLE001 - a server that ends or a wrong answer is a result
+            found = {"error": describe(error)}
+        if found is not None:
+            self.row(what, **key, **found)
+
     def row(self, what: str, **measured: Any) -> None:
-        row = {**self.key, **measured}
-        self.call.write(what, job=self.name, **row)
+        self.call.write(what, job=self.name, **{**self.key, **measured})
 
     def wait_for_turn(self) -> None:
         """Return when this job runs alone: all others have ended, or wait too."""
@@ -74,8 +78,8 @@ class Job:
 class Call:
     """Runs jobs until all are done or the time is over.
 
-    A job starts as soon as its slice is free, in the order of the list if all fit. A job that waits for its turn goes on
-    when no other is busy and none can start.
+    A job starts as soon as its slice is free, the first of the list first. A job that waits for its turn goes on when
+    no other is busy and none can start.
     """
 
     def __init__(self, device: str, out: Path, gib: float, seconds: float) -> None:
@@ -115,11 +119,11 @@ class Call:
         late = [job for job in jobs if job.state != DONE]
         for job in late:
             job.row(job.what, error=f"{_end_of_log(job.folder)}\nended by the clock while {job.state}")
-        found = rows.read(self.out)
-        errors = sum("error" in row for row in found)
-        cut_off = [job.name for job in late]
-        self.write("call", seconds=round(time.time() - self.began, 1), rows=len(found), errors=errors, cut_off=cut_off)
-        _kill_children()
+        errors = sum("error" in row for row in rows.read(self.out))
+        self.write("end", seconds=round(time.time() - self.began, 1), errors=errors, cut_off=[job.name for job in late])
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _start(self) -> None:
         for number, job in enumerate(self._jobs):
@@ -134,20 +138,11 @@ class Call:
 
 
 def describe(error: BaseException) -> str:
-    """Return the end of the server's log, then the error and the line that raised it."""
-    notes = "\n".join(getattr(error, "__notes__", ()))
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    """Return the end of the server's log, then the line that raised the error, and the error."""
+    notes, place = "\n".join(getattr(error, "__notes__", ())), traceback.extract_tb(error.__traceback__)[-1]
     return f"{notes}\n{place.filename}:{place.lineno}: {type(error).__name__}: {error}"[-4000:].strip()
 
 
 def _end_of_log(folder: Path) -> str:
     logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
     return logs[-1].read_text(errors="replace")[-3000:] if logs else ""
-
-
-def _kill_children() -> None:
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        try:
-            process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            continue

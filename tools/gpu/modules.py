@@ -54,7 +54,3 @@ def check() -> dict[str, Any]:
             failed[key] = f"{type(error).__name__}: {error}"
     packed = len(_index()[1])
     return {"packed": packed, "loaded": packed - len(failed), **({"error": str(failed)} if failed else {})}
-
-
-if __name__ == "__main__":
-    print(json.dumps(check()))

@@ -1,7 +1,7 @@
 """SGLang plugin of the kit, in every server: a slice of the memory, packed modules, accept lengths, host times.
 
-Variables: ``GPU_KIT_GIB`` (the slice), ``GPU_KIT_MODULES``, ``GPU_KIT_HOST``. Our worker reads the variable that SGLang's
-own reads for simulated accept lengths (``SGLANG_SIMULATE_ACC_LEN``).
+Variables: ``GPU_KIT_GIB`` (the slice), ``GPU_KIT_MODULES``, ``GPU_KIT_HOST``. Our worker reads the variable that
+SGLang's own reads for simulated accept lengths (``SGLANG_SIMULATE_ACC_LEN``).
 """
 
 from __future__ import annotations

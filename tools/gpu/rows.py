@@ -6,7 +6,7 @@ A row says in ``what`` which table it belongs to. It is written as it is measure
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,9 +15,9 @@ Row = dict[str, Any]
 FILE = "rows.jsonl"
 HEADER = """# On a GPU
 
-Written by [the kit](../development.md#a-gpu-without-sglang) from the rows in `docs/results/gpu/`, a file per call. Servers run
-with Triton attention, because FA3 and FlashInfer are not in the wheelhouse, and with SGLang's compiled modules. The ratio of
-two workers is fair; absolute times are not those of a full installation.
+Written by [the kit](../development.md#a-gpu-without-sglang) from the rows in `docs/results/gpu/`, a file per call.
+Servers run with Triton attention, because FA3 and FlashInfer are not in the wheelhouse, and with SGLang's compiled
+modules. The ratio of two workers is fair; absolute times are not those of a full installation.
 
 ```bash
 make gpu                                         # measures; OUT has the rows and a page of them
@@ -25,51 +25,47 @@ python -m tools.gpu --page docs/results/gpu      # this page
 ```
 """
 # What -> heading, text, columns. A row of this kind is a line of the table.
-TABLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+TABLES = {
     "machine": (
         "Machine",
         "",
-        (
-            *("date", "gpu", "memory_mib", "floor_tb_s", "driver", "python", "torch", "triton", "sglang", "kernels"),
-            *("commit", "random"),
-        ),
+        "date gpu memory_mib floor_tb_s driver python torch triton sglang kernels commit random",
     ),
-    "fault": ("Faults", "", ("pair", "arm", "error", "mended")),
+    "fault": ("Faults", "", "where error mended"),
     "texts": (
         "Texts against plain decoding",
-        "Each prompt twice: eight requests at once, then one. `wrong`: texts that differ from plain decoding's elsewhere "
-        "than at a near-tie of the target. `bits`: texts whose tokens or log-probabilities are not bit-identical (exact "
-        "mode).",
-        ("pair", "arm", "states", "texts", "wrong", "near_ties", "bits", "accept", "widths"),
+        "Each prompt twice: eight requests at once, then one. `wrong`: texts that differ from the plain ones, except\n"
+        "at a near-tie of the target. `bits` (exact mode): texts whose tokens or log-probabilities are not identical.\n"
+        "`widths`: steps by width.",
+        "pair arm states texts wrong near_ties bits accept widths",
     ),
-    "cases": ("Kernels against their definitions", "", ("files", "result")),
+    "cases": ("Kernels against their definitions", "", "files result"),
     "host": (
         "Host time",
-        "Milliseconds per scheduler loop of a decode step; `wait`: the host waits for the device.",
-        ("pair", "arm", "batch", "loop_ms", "run_batch_ms", "process_ms", "wait_ms"),
+        "Milliseconds per scheduler loop of a decode step; `wait_ms`: the host waits for the device.",
+        "pair arm batch loop_ms run_batch_ms process_ms wait_ms",
     ),
     "profile": (
         "Profile of a step",
-        "Per step, under torch's profiler. `idle`: the device's share of time without a kernel, from the first kernel to "
-        "the last.",
-        ("pair", "arm", "batch", "kernels", "launches", "graph_launches", "copies", "idle", "longest_ms"),
+        "Per step, under torch's profiler. `idle`: the device's share of time without a kernel.",
+        "pair arm batch kernels launches graph_launches copies idle longest_ms",
     ),
-    "start": ("Starts", "Seconds, with the other servers of the call starting.", ("pair", "arm", "seconds", "parts")),
+    "start": ("Starts", "Seconds, while other servers start.", "pair arm seconds parts"),
     "costs": (
         "Costs by width",
-        "What the adaptive policy measures at its start: milliseconds of a step.",
-        ("pair", "batch", "milliseconds", "calibration_s"),
+        "What the adaptive policy measures: ms of a step.",
+        "pair batch milliseconds calibration_s",
     ),
-    "modules": ("SGLang's compiled modules", "", ("packed", "loaded", "handed_out", "missing")),
-    "call": ("Call", "", ("seconds", "rows", "errors", "cut_off")),
+    "modules": ("SGLang's compiled modules", "", "packed loaded handed_out missing"),
+    "end": ("End", "", "seconds errors cut_off"),
 }
 STEPS = (
-    "Milliseconds of a decode step of random weights: block 16, simulated accept length 4, prompts of 128 tokens; plain "
-    "decoding: of a token. Median [range]. A ratio is an arm's median over that of SGLang's worker (`builtin`)."
+    "Milliseconds of a decode step of random weights: block 16, simulated accept length 4, prompts of 128 tokens; of\n"
+    "plain decoding: a token. Median [range]. A ratio is an arm's median over that of SGLang's worker (`builtin`)."
 )
 MICRO = (
-    "One layer's launches in a CUDA graph over all layers, microseconds per layer (floor: each byte once, at `floor_tb_s` "
-    "of `machine`). `layer`: everything between a layer's projections."
+    "One layer's launches in a CUDA graph over all layers: microseconds per layer (floor: each byte once, at\n"
+    "`floor_tb_s`), by requests. `layer`: everything between a layer's projections."
 )
 OURS, BUILTIN, PLAIN = "planned", "builtin", "plain"
 # Bytes per second of a large copy, in TB, by what the card's name contains.
@@ -101,19 +97,17 @@ def read(folder: Path) -> list[Row]:
 
 def page(rows: Sequence[Row]) -> str:
     """Return the results in Markdown, a section for each kind of row."""
-    good = [row for row in rows if "error" not in row or row["what"] == "fault"]
-    sections = [HEADER]
+    failed = [row for row in rows if "error" in row and row["what"] != "fault"]
+    good, sections = [row for row in rows if row not in failed], [HEADER]
     for what, (heading, text, columns) in TABLES.items():
-        chosen = [row for row in good if row["what"] == what]
-        if chosen:
-            sections += [f"## {heading}", *filter(None, [text]), table(chosen, ("call", *columns))]
+        if chosen := [row for row in good if row["what"] == what]:
+            sections += [f"## {heading}", *filter(None, [text]), table(chosen, ["call", *columns.split()])]
         if what == "texts":
             sections += _steps([row for row in good if row["what"] == "steps"])
     sections += _micro([row for row in good if row["what"] == "micro"])
-    failed = [row for row in rows if "error" in row and row["what"] != "fault"]
     if failed:
         short = [{**row, "error": row["error"].strip().splitlines()[-1]} for row in failed]
-        sections += ["## What failed", table(short, ("what", "job", "pair", "arm", "error"))]
+        sections += ["## What failed", table(short, ("call", "what", "job", "batch", "error"))]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -128,42 +122,44 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> str:
 
 
 def cell(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, list) and value and isinstance(value[0], float):
         return f"{median(value):.2f} [{min(value):.2f}, {max(value):.2f}]"
-    if isinstance(value, list):
-        value = ", ".join(map(cell, value))
-    if isinstance(value, dict):
-        value = ", ".join(f"{name[:40]} {cell(each)}" for name, each in value.items())
-    text = f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, list | dict):
+        each = value.items() if isinstance(value, dict) else zip([""] * len(value), value, strict=True)
+        value = ", ".join(f"{name[:40]} {cell(one)}".strip() for name, one in each)
+    text = f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
     return text.replace("|", "/").replace("\n", " ")[:600]
 
 
-def _steps(rows: Sequence[Row]) -> list[str]:
-    """Return the section of step times: a line per call, pair and batch, and a column per arm."""
-    times: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+def pivoted(rows: Sequence[Row], keys: Sequence[str], column: Callable[[Row], str], value: str) -> list[Row]:
+    """Return a line per combination of ``keys``, with a column for each name of ``column``."""
+    lines: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        name = row["arm"] if row.get("states") in (None, row["arm"]) else f"{row['arm']} ({row['states']})"
-        times.setdefault((row["call"], row["pair"], row["batch"]), {})[name] = row["step_ms"]
-    arms = list(dict.fromkeys(arm for each in times.values() for arm in each))
-    ours = [arm for arm in arms if arm not in (BUILTIN, PLAIN)]
-    lines = []
-    for (call, pair, batch), each in times.items():
-        line: Row = {"call": call, "pair": pair, "batch": batch, **each}
-        for arm in ours:
-            if arm in each and BUILTIN in each:
-                line[f"{arm} / {BUILTIN}"] = median(each[arm]) / median(each[BUILTIN])
-        lines.append(line)
-    columns = ("call", "pair", "batch", *arms, *(f"{arm} / {BUILTIN}" for arm in ours))
+        key = tuple(row[name] for name in keys)
+        lines.setdefault(key, dict(zip(keys, key, strict=True)))[column(row)] = row[value]
+    return list(lines.values())
+
+
+def _steps(rows: Sequence[Row]) -> list[str]:
+    """Return the section of step times, with ratios to SGLang's worker of the same call."""
+    lines = pivoted(rows, ("call", "pair", "batch"), _arm, "step_ms")
+    ours = [arm for arm in dict.fromkeys(map(_arm, rows)) if arm not in (BUILTIN, PLAIN)]
+    for line in lines:
+        for arm in {*ours, BUILTIN} & line.keys() if BUILTIN in line else ():
+            line[f"{arm} / {BUILTIN}"] = median(line[arm]) / median(line[BUILTIN])
+    columns = ("call", "pair", "batch", PLAIN, BUILTIN, *ours, *(f"{arm} / {BUILTIN}" for arm in ours))
     return ["## Step times", STEPS, table(lines, columns)] if rows else []
 
 
+def _arm(row: Row) -> str:
+    return row["arm"] if row.get("states") in (None, row["arm"]) else f"{row['arm']} ({row['states']})"
+
+
 def _micro(rows: Sequence[Row]) -> list[str]:
-    """Return the section of the microbenchmark: a line per item and model, a column per batch."""
-    batches = [str(batch) for batch in sorted({row["batch"] for row in rows})]
-    lines: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        line = lines.setdefault((row["item"], row["sizes"]), {"item": row["item"], "sizes": row["sizes"]})
-        line[str(row["batch"])] = f"{row['us']:.1f} ({row['floor_us']:.1f})"
-    return ["## One layer of a verify", MICRO, table(lines.values(), ("item", "sizes", *batches))] if rows else []
+    """Return the section of the microbenchmark."""
+    shown = [{**row, "us": f"{row['us']:.1f} ({row['floor_us']:.1f})"} for row in rows]
+    batches = sorted({row["batch"] for row in rows})
+    lines = pivoted(shown, ("call", "item", "sizes"), lambda row: str(row["batch"]), "us")
+    return (
+        ["## One layer of a verify", MICRO, table(lines, ("call", "item", "sizes", *map(str, batches)))] if rows else []
+    )

@@ -12,22 +12,21 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
 from tests.support.cards import FOLDER, shrink_drafter, shrink_target
 from tests.support.generation import flush
 from tests.support.servers import Server, running
-from tools.gpu.call import Job, describe
+from tools.gpu.call import Job
 from tools.gpu.plugin import HOST
-from tools.gpu.rows import BUILTIN, OURS, PLAIN, TABLES
+from tools.gpu.rows import BUILTIN, OURS, PLAIN
 from tools.gpu.texts import DRAFT_TRITON, TRITON
 from tools.gpu.trace import per_step
 
-PAIR, BLOCK, ACCEPT = "Qwen3.5-4B", 16, 4
-ADAPTIVE = "adaptive"
+PAIR, BLOCK, ACCEPT, ADAPTIVE = "Qwen3.5-4B", 16, 4, "adaptive"
 # Arm -> GiB on the device, environment. Kept states of 16 requests take 14 GiB.
 ARMS: dict[str, tuple[float, dict[str, str]]] = {
     OURS: (22.0, {}),
@@ -37,17 +36,15 @@ ARMS: dict[str, tuple[float, dict[str, str]]] = {
     "replayed": (22.0, {REPLAY_SWITCH: "1"}),
     ADAPTIVE: (22.0, {}),
 }
-DUMMY = ("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16")
-DRAFTED = (
-    *("--speculative-algorithm", "DFLASH", "--speculative-draft-load-format", "dummy"),
-    *("--speculative-num-draft-tokens", str(BLOCK)),
+FLAGS = (
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--disable-radix-cache"),
+    *("--context-length", "4096", "--disable-prefill-cuda-graph"),
 )
-LIMITS = ("--disable-radix-cache", "--context-length", "4096", "--disable-prefill-cuda-graph")
+DRAFTED = ("--speculative-algorithm", "DFLASH", "--speculative-draft-load-format", "dummy")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is measured on a device, or the least that shows that it works."""
+class Sizes(NamedTuple):
+    """What is measured on a device; :data:`SMALL` is the least that shows that it works."""
 
     batches: tuple[int, ...] = (1, 8, 16)
     prompt: int = 128
@@ -59,7 +56,7 @@ class Sizes:
 SMALL = Sizes((1,), 4, 2, 4, 1)
 
 
-def jobs(arms: tuple[str, ...], real: bool) -> list[Job]:
+def jobs(arms: tuple[str, ...]) -> list[Job]:
     return [
         Job(f"{PAIR} {arm}", ARMS[arm][0], measure, "steps", {"pair": PAIR, "arm": arm}, alone=arm == ADAPTIVE)
         for arm in arms
@@ -67,41 +64,38 @@ def jobs(arms: tuple[str, ...], real: bool) -> list[Job]:
 
 
 def measure(job: Job) -> None:
-    """Start; then, alone, measure each batch size, host times and a profile."""
+    """Start; then, alone, measure each batch size, host times and a profile. Of an adaptive width: its costs."""
     sizes, arm, began = Sizes() if job.call.real else SMALL, job.key["arm"], time.monotonic()
     with serve(job, arm, sizes) as server:
         info = state(server).get("sglang_dflash") or {}
         job.row("start", seconds=round(time.monotonic() - began, 1), parts=info.get("start_seconds"))
         if arm == ADAPTIVE:
-            _costs(job, info)
+            costs = info["width"]["costs"]
+            for batch, row in zip(costs["batch_sizes"], costs["milliseconds"], strict=True):
+                by_width = dict(zip(map(str, costs["widths"]), row, strict=True))
+                job.row("costs", batch=batch, milliseconds=by_width, calibration_s=info["start_seconds"]["calibration"])
             return
         job.wait_for_turn()
-        states = info.get("states")
         for batch in sizes.batches:
-            with _recorded(job, "steps", batch=batch):
-                found = step_times(server, arm, batch, sizes)
-                job.row("steps", batch=batch, states=states, step_ms=found)
+            job.measure("steps", partial(step_times, server, arm, batch, sizes), batch=batch, states=info.get("states"))
         for row in host_times(server.log):
             job.row("host", **row)
         if job.call.real:  # torch's profiler often ends a server on a CPU
-            with _recorded(job, "profile", batch=batch):
-                job.row("profile", batch=batch, **profiled(job.folder, server, arm, batch))
+            job.measure("profile", partial(profiled, job.folder, server, arm, batch), batch=batch)
 
 
 @contextlib.contextmanager
 def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
-    models, most = job.folder / "models", str(max(sizes.batches))
+    models = job.folder / "models"
     write_configs(models, shrunk=not job.call.real)
-    flags = [*DUMMY, *LIMITS, "--model-path", str(models / "target"), "--max-running-requests", most]
+    flags = [*FLAGS, "--model-path", str(models / "target"), "--max-running-requests", str(max(sizes.batches))]
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "GPU_KIT_HOST": "1", **ARMS[arm][1], **job.slice}
-    if arm != ADAPTIVE:
-        flags += ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
     if arm != PLAIN:
         flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
-        flags += ["--speculative-adaptive"] if arm == ADAPTIVE else []
-    if job.call.real:
-        flags += [*TRITON, *(DRAFT_TRITON if arm != PLAIN else ())]
-    elif arm == BUILTIN:  # on a CPU it runs in the rehearsal, with a narrow block
+        flags += ["--speculative-num-draft-tokens", str(BLOCK), *(DRAFT_TRITON if job.call.real else ())]
+    flags += TRITON if job.call.real else ()
+    flags += ["--speculative-adaptive"] if arm == ADAPTIVE else ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
+    if arm == BUILTIN and not job.call.real:  # it runs in the rehearsal, with a narrow block
         from tests.rehearsal.run import rehearsed
 
         flags += ["--speculative-num-draft-tokens", "4"]
@@ -124,7 +118,7 @@ def write_configs(folder: Path, *, shrunk: bool) -> None:
     tied = target.get("tie_word_embeddings", False)
     text = {**target["text_config"], "architectures": names, "tie_word_embeddings": tied}
     for model, config in (("target", text), ("drafter", drafter)):
-        (folder / model).mkdir(parents=True, exist_ok=True)
+        (folder / model).mkdir(parents=True)
         (folder / model / "config.json").write_text(json.dumps(config))
 
 
@@ -146,28 +140,24 @@ def generate(server: Server, arm: str, batch: int, steps: int, prompt: int) -> t
     return seconds, max(answer["meta_info"].get("spec_verify_ct") or tokens for answer in response.json())
 
 
-def step_times(server: Server, arm: str, batch: int, sizes: Sizes) -> list[float]:
+def step_times(server: Server, arm: str, batch: int, sizes: Sizes) -> dict[str, Any]:
     """Return milliseconds of a step with ``batch`` requests, measured several times."""
-    running = state(server)["effective_max_running_requests_per_dp"]
-    assert running >= batch, f"the server runs {running} requests at once, not {batch}"
+    most = state(server)["effective_max_running_requests_per_dp"]
+    assert most >= batch, f"the server runs {most} requests at once, not {batch}"
     generate(server, arm, batch, sizes.few, sizes.prompt)  # compiles what this batch size needs
     found = []
     for _ in range(sizes.repeats):
         counts = (sizes.few, sizes.many)
         (short, less), (long, more) = (generate(server, arm, batch, steps, sizes.prompt) for steps in counts)
         found.append(round(1000 * (long - short) / (more - less), 3))
-    return found
+    return {"step_ms": found}
 
 
 def host_times(log: str) -> list[dict[str, Any]]:
     """Return for each batch size the line of the shortest loops."""
-    found: dict[int, dict[str, Any]] = {}
-    for line in log.splitlines():
-        _, is_ours, text = line.partition(HOST)
-        if is_ours:
-            row = json.loads(text)
-            found[row["batch"]] = min(found.get(row["batch"], row), row, key=lambda each: each["loop_ms"])
-    return [found[batch] for batch in sorted(found)]
+    lines = [json.loads(line.partition(HOST)[2]) for line in log.splitlines() if HOST in line]
+    shortest = {row["batch"]: row for row in sorted(lines, key=lambda row: -row["loop_ms"])}
+    return [shortest[batch] for batch in sorted(shortest)]
 
 
 def profiled(folder: Path, server: Server, arm: str, batch: int) -> dict[str, Any]:
@@ -182,20 +172,3 @@ def profiled(folder: Path, server: Server, arm: str, batch: int) -> dict[str, An
         size = traces[-1].stat().st_size if traces else -1  # the same twice: complete
         time.sleep(0.7)
     return per_step(json.loads(gzip.decompress(traces[-1].read_bytes()))["traceEvents"], 10)
-
-
-def _costs(job: Job, info: dict[str, Any]) -> None:
-    costs, seconds = info["width"]["costs"], info["start_seconds"].get("calibration")
-    for batch, row in zip(costs["batch_sizes"], costs["milliseconds"], strict=True):
-        by_width = {str(width): ms for width, ms in zip(costs["widths"], row, strict=True)}
-        job.row("costs", batch=batch, milliseconds=by_width, calibration_s=seconds)
-
-
-@contextlib.contextmanager
-def _recorded(job: Job, what: str, **key: Any) -> Iterator[None]:
-    """Record an error as a row of the table ``what``, and go on."""
-    assert what in TABLES or what == "steps"
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - the next measurement may work
-        job.row(what, **key, error=describe(error))

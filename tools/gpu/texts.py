@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
@@ -32,42 +33,38 @@ TRITON = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
 DRAFT_TRITON = ("--speculative-draft-attention-backend", "triton")
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 8}
 REPLAYED, KEPT = {REPLAY_SWITCH: "1"}, {REPLAY_SWITCH: "0"}
-CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64")
-# Kind -> sampling parameters: what else runs where every wait raises.
-REQUESTS: dict[str, dict[str, Any]] = {
-    "seeded": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 7},
-    "penalties": {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1},
-}
+# Sampling parameters: what else runs where every wait raises.
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 7},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1},
+)
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A way to serve a pair under our worker: flags, environment and further requests."""
+class Arm(NamedTuple):
+    """A way to serve a pair under our worker: flags, environment, and sampling parameters of further requests.
+
+    With ``caches`` the second round of prompts must find the first round's prefixes.
+    """
 
     flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    requests: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
+    others: tuple[dict[str, Any], ...] = ()
+    caches: bool = False
 
 
 ARMS = {
     "kept": Arm((), KEPT),
     "replayed, random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), REPLAYED),
-    "random widths, waits raise": Arm(RANDOM_WIDTHS, {"SGLANG_DFLASH_FORBID_SYNC": "2"}, REQUESTS),
+    "random widths, waits raise": Arm(RANDOM_WIDTHS, strict(), OTHERS),
     "random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE)),
     "planned": Arm(),
-    "eager": Arm(("--disable-cuda-graph",)),
-    "without overlap": Arm(("--disable-overlap-schedule",)),
-    "prefix hits": Arm(CACHED, REPLAYED),
-    "padding rows": Arm(("--cuda-graph-bs-decode", "3"), REPLAYED),
-    "draft window": Arm(("--speculative-draft-window-size", "64"), REPLAYED),
+    "replayed": Arm((), REPLAYED),
 }
-# What the call runs; tests/gpu runs more.
 CHOSEN = {
     "tiny-hybrid": ("kept", "replayed, random widths, copies", "random widths, waits raise"),
     "tiny-dense": ("random widths, copies",),
     "tiny-moe": ("planned",),
 }
-EXACT = "exact"
 
 
 @dataclass(eq=False)
@@ -104,38 +101,36 @@ class Texts:
         with running(job.folder, *command, **{**environment, **job.slice}) as server:
             yield server
 
-    def decode_plainly(self, job: Job) -> None:
+    def decode_plainly(self, job: Job) -> dict[str, Any]:
         try:
             with self.serve(job, ()) as server:
                 self.plain += generate_all(server, self.inputs, 8, self.tokens, **LOGPROBS)
                 flush(server)
                 again = generate_all(server, self.inputs, 1, self.tokens, **LOGPROBS)
             wrong = sum(one.tokens != other.tokens for one, other in zip(self.plain, again, strict=True))
-            job.row("texts", texts=len(again), **{"bits" if self.exact else "near_ties": wrong})
+            return {"texts": len(again), "bits" if self.exact else "near_ties": wrong}
         finally:
             self.ready.set()
 
-    def speculate(self, arm: Arm, job: Job) -> None:
+    def speculate(self, arm: Arm, job: Job) -> dict[str, Any]:
         """Generate with eight requests at once, then one, and compare."""
-        environment = {**arm.environment, **(strict() if "SGLANG_DFLASH_FORBID_SYNC" in arm.environment else {})}
         found = list[Answer]()
-        with self.serve(job, draft_arguments(self.pair), *arm.flags, **environment) as server:
+        with self.serve(job, draft_arguments(self.pair), *arm.flags, **arm.environment) as server:
             for concurrency in (8, 1):
-                if not set(CACHED) <= set(arm.flags):  # otherwise the second round must find the first round's prefixes
+                if not arm.caches:
                     flush(server)
                 found += generate_all(server, self.inputs, concurrency, self.tokens, **(LOGPROBS if self.exact else {}))
-            for sampling in arm.requests.values():
+            for sampling in arm.others:
                 generate_all(server, self.inputs, 8, self.tokens, sampling_params=sampling)
             info = worker_info(server)
             assert_nothing_leaked(server)
         self.ready.wait()
         assert self.plain, "plain decoding has no texts to compare with"
         assert info["exact"] is self.exact, info
-        job.row(
-            "texts",
-            **self.compared(found),
-            **{"states": info["states"], "accept": info["mean_accept_length"], "widths": info["steps_by_width"]},
-        )
+        cached = sum(answer.meta["cached_tokens"] > 0 for answer in found)
+        assert cached or not arm.caches, "no prefix was hit"
+        shown = {"states": info["states"], "accept": info["mean_accept_length"], "widths": info["steps_by_width"]}
+        return {**self.compared(found), **shown}
 
     def compared(self, found: list[Answer]) -> dict[str, Any]:
         """Count texts, and those that differ; ``error`` has the first that is wrong."""
@@ -158,13 +153,9 @@ def reported(answer: Answer) -> list[Any]:
     return [[(value, token) for value, token, *_ in position] for position in (chosen, *tops)]
 
 
-def jobs(pair: str, arms: tuple[str, ...], real: bool, exact: bool = False) -> list[Job]:
+def jobs(pair: str, arms: Mapping[str, Arm], real: bool, exact: bool = False) -> list[Job]:
     """Return the jobs of a pair: plain decoding, then its arms."""
-    sizes = ((16, 64, 96) if exact else (32, 128, 96)) if real else (2, 12, 24)
-    texts = Texts(pair, *sizes, exact=exact)
-    prefix = f"{EXACT} " if exact else ""
-    bodies = {"plain": texts.decode_plainly, **{name: partial(texts.speculate, ARMS[name]) for name in arms}}
-    return [
-        Job(f"{pair} {prefix}{name}", GIB, body, "texts", {"pair": pair, "arm": f"{prefix}{name}"})
-        for name, body in bodies.items()
-    ]
+    texts = Texts(pair, *((16, 64, 96) if exact else (32, 128, 96)) if real else (2, 12, 24), exact=exact)
+    bodies = {"plain": texts.decode_plainly, **{name: partial(texts.speculate, arm) for name, arm in arms.items()}}
+    named = {f"exact {name}" if exact else name: body for name, body in bodies.items()}
+    return [Job(f"{pair} {arm}", GIB, body, "texts", {"pair": pair, "arm": arm}) for arm, body in named.items()]
