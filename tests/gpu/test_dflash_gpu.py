@@ -1,4 +1,4 @@
-"""On a CUDA device, in bfloat16: the GPU kit's steps pass, with every attention backend that is installed.
+"""On a CUDA device, in bfloat16: more arms than the GPU kit's one call has.
 
 Texts equal plain decoding's up to a near-tie, as graphs and eager; no step waits for the device.
 """
@@ -10,39 +10,65 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.gpu import checks, records, tiny
-from tools.gpu.run import Run
+from tests.support.servers import RANDOM_WIDTHS, WIDE
+from tools.gpu import rows
+from tools.gpu.__main__ import CASES, case_jobs
+from tools.gpu.call import Call, Job
 from tools.gpu.site import CUDA
+from tools.gpu.texts import ARMS, KEPT, OTHERS, REPLAYED, Arm, jobs
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device that this torch can use"),
 ]
 
-
-PAIRS = ("tiny-dense", "tiny-hybrid", "tiny-moe")
+CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64")
+STRICT = ARMS["random widths, waits raise"]
+ANY_PAIR = {
+    "kept": Arm((), KEPT),
+    "eager": Arm(("--disable-cuda-graph",), KEPT),
+    "without overlap": Arm(("--disable-overlap-schedule",), KEPT),
+    "random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), KEPT),
+    "eager at random widths": Arm((*RANDOM_WIDTHS, "--disable-cuda-graph"), KEPT),
+    "random widths, waits raise": STRICT,
+}
 # Arm -> number of widths, of a block of 32 and of 16.
-WIDTHS = {"graphs at random widths with copies": 6, "eager at random widths with copies": 5}
+WIDTHS = {"random widths, copies": 6, "eager at random widths": 5, "random widths, waits raise": 5}
+REPLAYING = {
+    "replayed": Arm((), REPLAYED),
+    "replayed, random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), REPLAYED),
+    "replayed, waits raise": Arm(STRICT.flags, {**STRICT.environment, **REPLAYED}, OTHERS),
+    "prefix hits": Arm(CACHED, REPLAYED, caches=True),
+    "padding rows": Arm(("--cuda-graph-bs-decode", "3"), REPLAYED),
+    "draft window": Arm(("--speculative-draft-window-size", "64"), REPLAYED),
+    # A hit in the middle of a window shortens it.
+    "hits in a window": Arm((*RANDOM_WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), REPLAYED, caches=True),
+}
 
 
+def run(folder: Path, work: list[Job]) -> list[rows.Row]:
+    """Run the jobs on 24 GiB of the device; return their rows."""
+    Call(CUDA, folder, 24, 1500).run(work)
+    found = rows.read(folder)
+    assert not [row for row in found if "error" in row]
+    return found
+
+
+@pytest.mark.timeout(1800)
 def test_kernels_equal_their_definitions(tmp_path: Path) -> None:
-    assert checks.kernels(Run(CUDA, tmp_path, "kernels"))
+    run(tmp_path, case_jobs(CASES))
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid", "tiny-moe"])
 def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
-    assert tiny.engine(Run(CUDA, tmp_path, "engine", (pair,), tuple(tiny.ARMS)))
-    rows = [row for row in records.read(tmp_path, "engine") if "steps_by_width" in row]
-    assert len(rows) >= len(tiny.ARMS) - 1
-    for row in rows:
-        assert len(row["steps_by_width"]) == WIDTHS.get(row["arm"], 1)
-        assert row["states"] == "kept"
+    found = {row["arm"]: row for row in run(tmp_path, jobs(pair, ANY_PAIR, real=True)) if "widths" in row}
+    assert found.keys() == ANY_PAIR.keys()
+    for name, row in found.items():
+        assert len(row["widths"]) == WIDTHS.get(name, 1), row
 
 
+@pytest.mark.timeout(1800)
 def test_tokens_equal_plain_decoding_with_states_replayed(tmp_path: Path) -> None:
-    assert tiny.replay(Run(CUDA, tmp_path, "replay"))
-    assert {row["states"] for row in records.read(tmp_path, "replay") if "states" in row} == {"replayed"}
-
-
-def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
-    assert tiny.nosync(Run(CUDA, tmp_path, "nosync", PAIRS))
+    found = run(tmp_path, jobs("tiny-hybrid", REPLAYING, real=True))
+    assert {row["states"] for row in found if "states" in row} == {"replayed"}

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -38,7 +39,7 @@ def plan(real: bool) -> list[Job]:
     hybrid, *others = (texts.jobs(pair, each, real) for pair, each in arms)
     exact = texts.jobs("tiny-hybrid", {"replayed": texts.ARMS["replayed"]}, real, exact=True)
     ours, builtin, plain, kept, adaptive = steps.jobs((rows.OURS, rows.BUILTIN, rows.PLAIN, "kept", steps.ADAPTIVE))
-    cases = [Job(f"cases {file}", 3, partial(_cases, file), "cases") for file in (CASES if real else CASES[:1])]
+    cases = case_jobs(CASES if real else CASES[:1])
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
     alone = [Job("micro", 24, _micro, "micro", alone=True), adaptive]
@@ -46,6 +47,12 @@ def plan(real: bool) -> list[Job]:
     if not real:
         return [replace(job, gib=1) for job in (*servers, *cases, *packed, *alone)]
     return [*servers, compiling, *cases, kept, *packed, *alone]
+
+
+def case_jobs(files: Sequence[str]) -> list[Job]:
+    from tools.gpu.call import Job
+
+    return [Job(f"cases {file}", 3, partial(_cases, file), "cases") for file in files]
 
 
 def _cases(file: str, job: Job) -> dict[str, Any]:
@@ -127,6 +134,8 @@ def main() -> None:
         site.unpack(unpacked)
         environment = {**site.environment(unpacked), "GPU_KIT_OUT": str(out / "modules")}
         os.execve(sys.executable, [sys.executable, "-m", "tools.gpu", *sys.argv[1:], "--inside"], environment)
+    import psutil
+
     from tools.gpu.call import Call
 
     here = machine(asked.device)
@@ -138,9 +147,10 @@ def main() -> None:
     call.run([job for job in plan(call.real) if not beginnings or job.name.startswith(beginnings)])
     found = rows.read(out)
     (out / "page.md").write_text(rows.page(found))
-    print(json.dumps(found[-1]))
-    sys.stdout.flush()
-    # threads of jobs that the clock ended still wait for their servers
+    print(json.dumps(found[-1]), flush=True)
+    for process in psutil.Process().children(recursive=True):  # of jobs that the clock ended
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     os._exit(any("error" in row for row in found))
 
 

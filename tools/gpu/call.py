@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import traceback
@@ -10,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tools.gpu import rows
 from tools.gpu.site import CUDA
@@ -108,7 +105,7 @@ class Call:
             self.changed.notify_all()
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs. Those that the clock ends get a row with the end of their log; their processes are killed."""
+        """Run the jobs. Those that the clock ends get a row with the end of their log; they are not stopped."""
         self._jobs = list(jobs)
         for job in jobs:
             job.call = self
@@ -121,9 +118,6 @@ class Call:
             job.row(job.what, error=f"{_end_of_log(job.folder)}\nended by the clock while {job.state}")
         errors = sum("error" in row for row in rows.read(self.out))
         self.write("end", seconds=round(time.time() - self.began, 1), errors=errors, cut_off=[job.name for job in late])
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
     def _start(self) -> None:
         for number, job in enumerate(self._jobs):

@@ -103,8 +103,8 @@ def page(rows: Sequence[Row]) -> str:
         if chosen := [row for row in good if row["what"] == what]:
             sections += [f"## {heading}", *filter(None, [text]), table(chosen, ["call", *columns.split()])]
         if what == "texts":
-            sections += _steps([row for row in good if row["what"] == "steps"])
-    sections += _micro([row for row in good if row["what"] == "micro"])
+            sections += _pivot("Step times", STEPS, step_lines(rows))
+    sections += _pivot("One layer of a verify", MICRO, micro_lines(good))
     if failed:
         short = [{**row, "error": row["error"].strip().splitlines()[-1]} for row in failed]
         sections += ["## What failed", table(short, ("call", "what", "job", "batch", "error"))]
@@ -140,26 +140,33 @@ def pivoted(rows: Sequence[Row], keys: Sequence[str], column: Callable[[Row], st
     return list(lines.values())
 
 
-def _steps(rows: Sequence[Row]) -> list[str]:
-    """Return the section of step times, with ratios to SGLang's worker of the same call."""
-    lines = pivoted(rows, ("call", "pair", "batch"), _arm, "step_ms")
-    ours = [arm for arm in dict.fromkeys(map(_arm, rows)) if arm not in (BUILTIN, PLAIN)]
+def step_lines(rows: Sequence[Row]) -> list[Row]:
+    """Return step times by call, pair and batch, with ratios to SGLang's worker of the same call."""
+    times = [row for row in rows if row["what"] == "steps" and "error" not in row]
+    lines = pivoted(times, ("call", "pair", "batch"), _arm, "step_ms")
     for line in lines:
-        for arm in {*ours, BUILTIN} & line.keys() if BUILTIN in line else ():
+        for arm in [arm for arm in {*map(_arm, times)} - {BUILTIN, PLAIN} if arm in line and BUILTIN in line]:
             line[f"{arm} / {BUILTIN}"] = median(line[arm]) / median(line[BUILTIN])
-    columns = ("call", "pair", "batch", PLAIN, BUILTIN, *ours, *(f"{arm} / {BUILTIN}" for arm in ours))
-    return ["## Step times", STEPS, table(lines, columns)] if rows else []
+    return lines
 
 
 def _arm(row: Row) -> str:
     return row["arm"] if row.get("states") in (None, row["arm"]) else f"{row['arm']} ({row['states']})"
 
 
-def _micro(rows: Sequence[Row]) -> list[str]:
-    """Return the section of the microbenchmark."""
-    shown = [{**row, "us": f"{row['us']:.1f} ({row['floor_us']:.1f})"} for row in rows]
-    batches = sorted({row["batch"] for row in rows})
-    lines = pivoted(shown, ("call", "item", "sizes"), lambda row: str(row["batch"]), "us")
-    return (
-        ["## One layer of a verify", MICRO, table(lines, ("call", "item", "sizes", *map(str, batches)))] if rows else []
-    )
+def micro_lines(rows: Sequence[Row]) -> list[Row]:
+    """Return the microbenchmark by item and model, a column per batch."""
+    times = [{**row, "us": f"{row['us']:.1f} ({row['floor_us']:.1f})"} for row in rows if row["what"] == "micro"]
+    return pivoted(times, ("call", "item", "sizes"), lambda row: str(row["batch"]), "us")
+
+
+def _pivot(heading: str, text: str, lines: list[Row]) -> list[str]:
+    columns = sorted({name for line in lines for name in line}, key=_order)
+    return [f"## {heading}", text, table(lines, columns)] if lines else []
+
+
+def _order(column: str) -> tuple[int, int, str]:
+    """Keys, then columns of arms or batches, then ratios."""
+    keys = ("call", "item", "pair", "sizes", "batch", PLAIN, BUILTIN)
+    place = keys.index(column) if column in keys else len(keys) + (" / " in column)
+    return place, int(column) if column.isdigit() else 0, column

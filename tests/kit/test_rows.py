@@ -1,0 +1,98 @@
+"""The kit without servers: which jobs run together, what a cut-off call leaves, and the page of published rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tools.gpu import plugin, rows, site
+from tools.gpu.call import Call, Job
+from tools.gpu.steps import host_times
+
+
+def test_the_published_page_is_that_of_its_rows() -> None:
+    folder = site.ROOT / "docs/results/gpu"
+    found = rows.read(folder)
+    assert rows.page(found) == folder.with_suffix(".md").read_text()
+    ratios = {round(line["replayed / builtin"], 2) for line in rows.step_lines(found) if "replayed" in line}
+    assert ratios == {0.99, 0.85, 0.80}  # README
+
+
+def test_timed_jobs_run_alone_and_slices_fit(tmp_path: Path) -> None:
+    running, seen, lock = set[str](), list[tuple[str, set[str]]](), threading.Lock()
+
+    def note(job: Job, part: str, seconds: float) -> None:
+        with lock:
+            running.add(f"{job.name} {part}")
+        time.sleep(seconds)
+        with lock:
+            seen.append((f"{job.name} {part}", {*running}))
+            running.discard(f"{job.name} {part}")
+
+    def text(job: Job) -> dict[str, Any]:
+        note(job, "text", 0.1)
+        return {"texts": 1}
+
+    def timed(job: Job) -> None:
+        note(job, "start", 0.05)
+        job.wait_for_turn()
+        note(job, "timed", 0.05)
+
+    def fail(job: Job) -> None:
+        raise ValueError("broken")
+
+    jobs = [Job("a", 2, text, "texts"), Job("b", 2, timed, "steps"), Job("c", 3, timed, "steps")]
+    jobs += [Job("d", 2, text, "texts"), Job("e", 1, fail, "cases"), Job("f", 9, timed, "micro", alone=True)]
+    Call(site.CPU, tmp_path, 5, 60).run(jobs)
+    sizes = {job.name: job.gib for job in jobs}
+    assert {name for name, _ in seen} >= {"a text", "b timed", "c timed", "d text", "f start", "f timed"}
+    for name, others in seen:
+        assert len(others) == 1 or "timed" not in name + "".join(others), (name, others)
+        assert name.startswith("f") or sum(sizes[other[0]] for other in others) <= 5
+    found = rows.read(tmp_path)
+    assert [row["job"] for row in found if row["what"] == "texts"] == ["a", "d"]
+    [failed] = [row for row in found if "error" in row]
+    assert failed["what"] == "cases" and failed["error"].endswith("ValueError: broken")
+    assert found[-1]["errors"] == 1 and found[-1]["cut_off"] == []
+
+
+def test_what_the_clock_ends_leaves_the_end_of_its_log(tmp_path: Path) -> None:
+    def endless(job: Job) -> None:
+        (job.folder / "server-1.log").write_text("loading weights\n")
+        threading.Event().wait()
+
+    began = time.monotonic()
+    Call(site.CPU, tmp_path, 1, 0.5).run([Job("slow", 1, endless, "texts"), Job("next", 1, endless, "steps")])
+    assert time.monotonic() - began < 30
+    slow, waiting, end = rows.read(tmp_path)
+    assert slow["error"] == "loading weights\n\nended by the clock while busy"
+    assert waiting["error"].endswith("ended by the clock while waiting") and end["cut_off"] == ["slow", "next"]
+    assert "ended by the clock while busy" in rows.page([slow, waiting, end])
+
+
+def test_a_process_sees_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.torch.cuda, "memory_reserved", lambda device=None: 3)
+    assert plugin.sliced(10)() == (7, 10)
+    assert plugin.sliced(2)(0) == (0, 2)
+
+
+def test_host_times_are_of_decode_loops_of_one_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
+    times = plugin.HostTimes()
+
+    def loops(size: int, number: int) -> None:
+        mode = SimpleNamespace(is_decode=lambda: size > 0)
+        batch = SimpleNamespace(forward_mode=mode, batch_size=lambda: size)
+        for _ in range(number):
+            times.run_batch(lambda scheduler, batch: None, None, batch)
+            times.around("wait_ms")(lambda: None)
+
+    for size, number in ((0, 50), (8, plugin.WINDOW - 1), (4, plugin.WINDOW + 1), (0, 1), (8, 2 * plugin.WINDOW + 1)):
+        loops(size, number)
+    found = host_times(capsys.readouterr().out)
+    assert [row["batch"] for row in found] == [4, 8]
+    assert all(row.keys() == {"batch", "loop_ms", "run_batch_ms", "wait_ms"} for row in found)
