@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.servers import RANDOM_WIDTHS, WIDE
 from tools.gpu import rows
 from tools.gpu.__main__ import CASES, case_jobs
 from tools.gpu.call import Call, Job
 from tools.gpu.site import CUDA
-from tools.gpu.texts import ARMS, KEPT, OTHERS, REPLAYED, Arm, jobs
+from tools.gpu.texts import COPIES, KEPT, OTHERS, REPLAYED, STRICT, WIDTHS, Arm, jobs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,26 +22,25 @@ pytestmark = [
 ]
 
 CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64")
-STRICT = ARMS["random widths, waits raise"]
 ANY_PAIR = {
     "kept": Arm((), KEPT),
     "eager": Arm(("--disable-cuda-graph",), KEPT),
     "without overlap": Arm(("--disable-overlap-schedule",), KEPT),
-    "random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), KEPT),
-    "eager at random widths": Arm((*RANDOM_WIDTHS, "--disable-cuda-graph"), KEPT),
+    "random widths, copies": Arm(COPIES, KEPT),
+    "eager at random widths": Arm((*WIDTHS, "--disable-cuda-graph"), KEPT),
     "random widths, waits raise": STRICT,
 }
 # Arm -> number of widths, of a block of 32 and of 16.
-WIDTHS = {"random widths, copies": 6, "eager at random widths": 5, "random widths, waits raise": 5}
+STEPPED = {"random widths, copies": 6, "eager at random widths": 5, "random widths, waits raise": 5}
 REPLAYING = {
     "replayed": Arm((), REPLAYED),
-    "replayed, random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), REPLAYED),
+    "replayed, random widths, copies": Arm(COPIES, REPLAYED),
     "replayed, waits raise": Arm(STRICT.flags, {**STRICT.environment, **REPLAYED}, OTHERS),
     "prefix hits": Arm(CACHED, REPLAYED, caches=True),
     "padding rows": Arm(("--cuda-graph-bs-decode", "3"), REPLAYED),
     "draft window": Arm(("--speculative-draft-window-size", "64"), REPLAYED),
     # A hit in the middle of a window shortens it.
-    "hits in a window": Arm((*RANDOM_WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), REPLAYED, caches=True),
+    "hits in a window": Arm((*WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), REPLAYED, caches=True),
 }
 
 
@@ -65,7 +63,7 @@ def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
     found = {row["arm"]: row for row in run(tmp_path, jobs(pair, ANY_PAIR, real=True)) if "widths" in row}
     assert found.keys() == ANY_PAIR.keys()
     for name, row in found.items():
-        assert len(row["widths"]) == WIDTHS.get(name, 1), row
+        assert len(row["widths"]) == STEPPED.get(name, 1), row
 
 
 @pytest.mark.timeout(1800)

@@ -35,9 +35,8 @@ def plan(real: bool) -> list[Job]:
     from tools.gpu import steps, texts
     from tools.gpu.call import Job
 
-    arms = [(pair, {name: texts.ARMS[name] for name in names}) for pair, names in texts.CHOSEN.items()]
-    hybrid, *others = (texts.jobs(pair, each, real) for pair, each in arms)
-    exact = texts.jobs("tiny-hybrid", {"replayed": texts.ARMS["replayed"]}, real, exact=True)
+    hybrid, *others = (texts.jobs(pair, arms, real) for pair, arms in texts.CHOSEN.items())
+    exact = texts.jobs("tiny-hybrid", texts.EXACT, real, exact=True)
     ours, builtin, plain, kept, adaptive = steps.jobs((rows.OURS, rows.BUILTIN, rows.PLAIN, "kept", steps.ADAPTIVE))
     cases = case_jobs(CASES if real else CASES[:1])
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
@@ -97,19 +96,12 @@ def machine(device: str) -> dict[str, Any]:
     for column, name in VERSIONS.items():
         with contextlib.suppress(PackageNotFoundError):
             found[column] = torch.__version__ if name == "torch" else version(name)
-    git = ("git", "-C", str(site.ROOT), "rev-parse", "--short=8", "HEAD")
-    commit = (
-        subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if shutil.which("git") else ""
-    )
-    found |= {"commit": commit, "random": RANDOM, "gpu": device}
+    git = f"git -C {site.ROOT} rev-parse --short=8 HEAD"
+    commit = subprocess.run(git.split(), capture_output=True, text=True, check=False) if shutil.which("git") else None
+    found |= {"commit": commit and commit.stdout.strip(), "random": RANDOM, "gpu": device}
     if device == site.CUDA:
-        query = [
-            "nvidia-smi",
-            "--query-gpu=name,memory.total,driver_version",
-            "--format=csv,noheader,nounits",
-            "--id=0",
-        ]
-        name, memory, driver = subprocess.check_output(query, text=True).strip().split(", ")
+        query = "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader,nounits --id=0"
+        name, memory, driver = subprocess.check_output(query.split(), text=True).strip().split(", ")
         found |= {"gpu": name, "memory_mib": int(memory), "driver": driver, "floor_tb_s": rows.rate_of(name)}
     return found
 

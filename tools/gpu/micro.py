@@ -78,6 +78,7 @@ class Layers:
         self.states = self.random(L, S, HV, K, K, dtype=FP32, scale=0.05)
         self.conv, self.weight = self.random(L, S, self.channels, 3), self.random(L, self.channels, 4)
         self.A_log, self.dt_bias, self.norm = self.random(L, HV, dtype=FP32), self.random(L, HV), self.random(K)
+        self.counts = torch.full((batch,), ACCEPTED, dtype=torch.int32, device=device)
         self.starts = torch.arange(0, (batch + 1) * WIDTH, WIDTH, dtype=torch.int32, device=device)
         inputs = self.random(L, S, self.channels, WIDTH + 2)
         strides = (*inputs.stride()[:2], 1, WIDTH + 2, 1)
@@ -88,9 +89,7 @@ class Layers:
         self.records = Records(self.random(*updates), self.random(*keys, scale=0.1), decays, *lows)
         # bytes of a request in one layer: state, records, and q, k, v, z and gates
         self.inputs = 2 * WIDTH * (self.channels + self.values + 2 * HV)
-        self.state, self.recorded = (
-            sum(x[0, 0].nbytes for x in parts) for parts in ([self.states], self.records.parts)
-        )
+        self.state, self.recorded = self.states[0, 0].nbytes, sum(x[0, 0].nbytes for x in self.records.parts)
 
     def random(self, *shape: int, dtype: torch.dtype = BF16, scale: float = 0.5) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=self.device).normal_(0, scale)
@@ -161,10 +160,6 @@ def layer(m: Layers, at: At, verify: Callable[..., Tensor]) -> Any:
     return norm(m, verify(m, at, mixed, a, b), z)
 
 
-def commit(m: Layers, at: At) -> None:
-    gdn_commit(m.states, m.records, at.rows, at.slots, torch.full_like(at.slots, ACCEPTED))
-
-
 class Cell(NamedTuple):
     """Launches of one layer, or one launch ``of_all`` layers; bytes per request and layer that they must move."""
 
@@ -183,7 +178,11 @@ CELLS = {
     "split and conv": Cell(split_and_conv, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
     "kept verify (SGLang)": Cell(alone(kept_verify), lambda m: 17 * m.state + m.inputs),
     "gdn_verify": Cell(alone(replayed_verify), lambda m: m.state + m.recorded + m.inputs),
-    "gdn_commit": Cell(commit, lambda m: 2 * m.state + m.recorded * ACCEPTED / WIDTH, of_all=True),
+    "gdn_commit": Cell(
+        lambda m, at: gdn_commit(m.states, m.records, at.rows, at.slots, m.counts),
+        lambda m: 2 * m.state + m.recorded * ACCEPTED / WIDTH,
+        of_all=True,
+    ),
 }
 MODELS, BATCHES = (Model("4B", 24, 16, 32), Model("27B", 48, 16, 48)), (1, 8, 16, 32)
 SMALL = Model("small", 2, 2, 4, K=32)

@@ -11,19 +11,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
+from tests.support import servers
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import (
-    BFLOAT16,
-    RANDOM_WIDTHS,
-    WIDE,
-    Server,
-    draft_arguments,
-    running,
-    strict,
-    target_arguments,
-    worker_info,
-)
 from tools.gpu.call import Job
 
 GIB = 6.0
@@ -52,19 +42,19 @@ class Arm(NamedTuple):
     caches: bool = False
 
 
-ARMS = {
-    "kept": Arm((), KEPT),
-    "replayed, random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE), REPLAYED),
-    "random widths, waits raise": Arm(RANDOM_WIDTHS, strict(), OTHERS),
-    "random widths, copies": Arm((*RANDOM_WIDTHS, *WIDE)),
-    "planned": Arm(),
-    "replayed": Arm((), REPLAYED),
-}
+WIDTHS, COPIES = servers.RANDOM_WIDTHS, (*servers.RANDOM_WIDTHS, *servers.WIDE)
+STRICT = Arm(WIDTHS, servers.strict(), OTHERS)
+# What the call compares; in exact mode EXACT.
 CHOSEN = {
-    "tiny-hybrid": ("kept", "replayed, random widths, copies", "random widths, waits raise"),
-    "tiny-dense": ("random widths, copies",),
-    "tiny-moe": ("planned",),
+    "tiny-hybrid": {
+        "kept": Arm((), KEPT),
+        "replayed, random widths, copies": Arm(COPIES, REPLAYED),
+        "random widths, waits raise": STRICT,
+    },
+    "tiny-dense": {"random widths, copies": Arm(COPIES)},
+    "tiny-moe": {"planned": Arm()},
 }
+EXACT = {"replayed": Arm((), REPLAYED)}
 
 
 @dataclass(eq=False)
@@ -95,10 +85,10 @@ class Texts:
         return (DETERMINISTIC_FLAG, *experts) if self.exact else ()
 
     @contextlib.contextmanager
-    def serve(self, job: Job, drafter: tuple[str, ...], *flags: str, **environment: str) -> Iterator[Server]:
+    def serve(self, job: Job, drafter: tuple[str, ...], *flags: str, **environment: str) -> Iterator[servers.Server]:
         device = (*FLAGS, *TRITON, *(DRAFT_TRITON if drafter else ())) if job.call.real else ()
-        command = (*target_arguments(self.pair, BFLOAT16), *drafter, *device, *self.flags, *flags)
-        with running(job.folder, *command, **{**environment, **job.slice}) as server:
+        command = (*servers.target_arguments(self.pair, servers.BFLOAT16), *drafter, *device, *self.flags, *flags)
+        with servers.running(job.folder, *command, **{**environment, **job.slice}) as server:
             yield server
 
     def decode_plainly(self, job: Job) -> dict[str, Any]:
@@ -115,14 +105,14 @@ class Texts:
     def speculate(self, arm: Arm, job: Job) -> dict[str, Any]:
         """Generate with eight requests at once, then one, and compare."""
         found = list[Answer]()
-        with self.serve(job, draft_arguments(self.pair), *arm.flags, **arm.environment) as server:
+        with self.serve(job, servers.draft_arguments(self.pair), *arm.flags, **arm.environment) as server:
             for concurrency in (8, 1):
                 if not arm.caches:
                     flush(server)
                 found += generate_all(server, self.inputs, concurrency, self.tokens, **(LOGPROBS if self.exact else {}))
             for sampling in arm.others:
                 generate_all(server, self.inputs, 8, self.tokens, sampling_params=sampling)
-            info = worker_info(server)
+            info = servers.worker_info(server)
             assert_nothing_leaked(server)
         self.ready.wait()
         assert self.plain, "plain decoding has no texts to compare with"
