@@ -8,6 +8,7 @@ captured layers, the mask token's distance from the end of the vocabulary.
 from __future__ import annotations
 
 import copy
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,23 @@ def shrink_drafter(published: dict[str, Any], target: Any) -> dict[str, Any]:
     count = len(dflash["target_layer_ids"])
     dflash["target_layer_ids"] = [1 + round(i * (TARGET_LAYERS - 4) / (count - 1)) for i in range(count)]
     return config
+
+
+def write_text_configs(pair: str, folder: Path, *, shrunk: bool) -> None:
+    """Write ``config.json`` to ``folder/target``, without its vision part, and to ``folder/drafter``.
+
+    Args:
+        shrunk: keep the structure only, at sizes that a CPU can run.
+    """
+    target, drafter = (json.loads((FOLDER / pair / each / "config.json").read_text()) for each in ("target", "drafter"))
+    if shrunk:
+        target, drafter = shrink_target(target), shrink_drafter(drafter, target["text_config"])
+    names = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in target["architectures"]]
+    tied = target.get("tie_word_embeddings", False)
+    text = {**target["text_config"], "architectures": names, "tie_word_embeddings": tied}
+    for model, config in (("target", text), ("drafter", drafter)):
+        (folder / model).mkdir(parents=True)
+        (folder / model / "config.json").write_text(json.dumps(config))
 
 
 def _shrunk_attention(config: dict[str, Any]) -> dict[str, Any]:

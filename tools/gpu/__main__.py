@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -70,12 +71,10 @@ def _micro(*arguments: Any) -> None:
 
 
 def _modules(job: Job) -> dict[str, Any]:
-    """Load the packed modules, and record which the servers used and which they lacked."""
-    from tools.gpu import modules
-
+    """Return which packed modules the servers used, and which modules they lacked."""
     used = {row["key"]: row["packed"] for row in rows.read(job.call.out / "modules")}
     missing = [key for key, packed in used.items() if not packed]
-    return {**modules.check(), "handed_out": len(used) - len(missing), "missing": missing or None}
+    return {"handed_out": len(used) - len(missing), "missing": missing or None}
 
 
 def _run(job: Job, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -109,23 +108,25 @@ def machine(device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Run the kit's one call.")
     parser.add_argument("--device", choices=(site.CUDA, site.CPU), default=site.CUDA)
-    parser.add_argument("--seconds", type=float, default=290, help="limit of the call; jobs that run then are recorded")
+    parser.add_argument(
+        "--seconds", type=float, default=290, help="limit of the call; jobs that still run are recorded"
+    )
     parser.add_argument("--only", default="", help="comma-separated beginnings of jobs' names; default: all")
     parser.add_argument("--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="unpacked wheelhouse")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"), help="new folder for rows, logs and traces")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="print the page of the rows in FOLDER, and end")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # with the packages of the site
+    parser.add_argument("--inside", type=float, metavar="BEGAN", help=argparse.SUPPRESS)  # with the site's packages
     asked = parser.parse_args()
     if asked.page:
         print(rows.page(rows.read(asked.page)), end="")
         return
-    out, unpacked = asked.out.absolute(), asked.site.absolute()
+    out, unpacked, began = asked.out.absolute(), asked.site.absolute(), time.time()
     if not asked.inside:
         if (out / rows.FILE).exists():
             parser.error(f"{out} has rows of an earlier call: choose another folder")
         site.unpack(unpacked)
         environment = {**site.environment(unpacked), "GPU_KIT_OUT": str(out / "modules")}
-        os.execve(sys.executable, [sys.executable, "-m", "tools.gpu", *sys.argv[1:], "--inside"], environment)
+        os.execve(sys.executable, [sys.executable, "-m", "tools.gpu", *sys.argv[1:], f"--inside={began}"], environment)
     import psutil
 
     from tools.gpu.call import Call
@@ -133,7 +134,7 @@ def main() -> None:
     here = machine(asked.device)
     # what a slice does not count: graphs' bookkeeping and what libraries allocate by themselves
     gib = 0.95 * here["memory_mib"] / 1024 if asked.device == site.CUDA else 2
-    call = Call(asked.device, out, gib, asked.seconds)
+    call = Call(asked.device, out, gib, asked.seconds, asked.inside)
     call.write("machine", **here)
     beginnings = tuple(filter(None, asked.only.split(",")))
     call.run([job for job in plan(call.real) if not beginnings or job.name.startswith(beginnings)])

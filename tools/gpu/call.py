@@ -79,29 +79,23 @@ class Call:
     no other is busy and none can start.
     """
 
-    def __init__(self, device: str, out: Path, gib: float, seconds: float) -> None:
-        self.device, self.out, self.gib = device, out, gib
-        self.began = time.time()
-        self.end = self.began + seconds
-        self.changed, self._jobs = threading.Condition(), list[Job]()
+    def __init__(self, device: str, out: Path, gib: float, seconds: float, began: float | None = None) -> None:
+        self.device, self.real, self.out, self._gib, self._seconds = device, device == CUDA, out, gib, seconds
+        self._began, self.changed, self._jobs = began or time.time(), threading.Condition(), list[Job]()
 
     @property
-    def real(self) -> bool:
-        return self.device == CUDA
-
-    @property
-    def left(self) -> float:
-        return self.end - time.time()
+    def passed(self) -> float:
+        return time.time() - self._began
 
     def write(self, what: str, **row: Any) -> None:
-        row = {"what": what, **row, "t": round(time.time() - self.began, 1)}
+        row = {"what": what, **row, "t": round(self.passed, 1)}
         rows.append(self.out, **row)
         print(str(row)[:700], flush=True)
 
     def change(self, job: Job, state: str) -> None:
         with self.changed:
             job.state = state
-            print(f"[{time.time() - self.began:6.1f}] {job.name}: {state}", flush=True)
+            print(f"[{self.passed:6.1f}] {job.name}: {state}", flush=True)
             self.changed.notify_all()
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -110,20 +104,20 @@ class Call:
         for job in jobs:
             job.call = self
         with self.changed:
-            while self.left > 0 and any(job.state != DONE for job in jobs):
+            while self.passed < self._seconds and any(job.state != DONE for job in jobs):
                 self._start()
-                self.changed.wait(min(1.0, max(self.left, 0)))
+                self.changed.wait(0.5)
         late = [job for job in jobs if job.state != DONE]
         for job in late:
             job.row(job.what, error=f"{_end_of_log(job.folder)}\nended by the clock while {job.state}")
         errors = sum("error" in row for row in rows.read(self.out))
-        self.write("end", seconds=round(time.time() - self.began, 1), errors=errors, cut_off=[job.name for job in late])
+        self.write("end", seconds=round(self.passed, 1), errors=errors, cut_off=[job.name for job in late])
 
     def _start(self) -> None:
         for number, job in enumerate(self._jobs):
             held = sum(each.gib for each in self._jobs if each.state in (BUSY, READY))
             earlier = all(each.state == DONE for each in self._jobs[:number])
-            if job.state == WAITING and (earlier or not job.alone and held + job.gib <= self.gib):
+            if job.state == WAITING and (earlier or not job.alone and held + job.gib <= self._gib):
                 self.change(job, BUSY)
                 threading.Thread(target=job.run, daemon=True).start()
         ready = [job for job in self._jobs if job.state == READY]

@@ -41,16 +41,6 @@ BF16, FP32, WIDTH, ACCEPTED = torch.bfloat16, torch.float32, 16, 4
 LAUNCHES = 96  # in a graph, about
 
 
-class Model(NamedTuple):
-    """Sizes of a target: GDN layers, key and value heads, values per head."""
-
-    name: str
-    L: int
-    H: int
-    HV: int
-    K: int = 128
-
-
 class At(NamedTuple):
     """One launch: its layer, the requests' slots and rows, and the layer's activations."""
 
@@ -61,16 +51,16 @@ class At(NamedTuple):
 
 
 class Layers:
-    """Random states, weights, records and activations of all layers of a model for ``batch`` requests.
+    """Random states, weights, records and activations of a model's layers for ``batch`` requests.
 
     Attributes:
+        L, H, HV, K: GDN layers, key and value heads, values of a head.
         states: [layers, slots, HV, V, K] in fp32.
         conv, weight: [layers, slots, channels, 3] and [layers, channels, 4].
         windows: SGLang's overlapping view [layers, rows, steps, channels, 3].
     """
 
-    def __init__(self, model: Model, batch: int, device: str) -> None:
-        _, L, H, HV, K = model
+    def __init__(self, L: int, H: int, HV: int, K: int, batch: int, device: str) -> None:
         self.L, self.H, self.HV, self.K, self.batch, self.device = L, H, HV, K, batch, device
         # as many different slots as 32 requests use
         self.repeats = max(1, min(-(-LAUNCHES // L), 32 // batch))
@@ -184,8 +174,8 @@ CELLS = {
         of_all=True,
     ),
 }
-MODELS, BATCHES = (Model("4B", 24, 16, 32), Model("27B", 48, 16, 48)), (1, 8, 16, 32)
-SMALL = Model("small", 2, 2, 4, K=32)
+MODELS, BATCHES = {"4B": (24, 16, 32, 128), "27B": (48, 16, 48, 128)}, (1, 8, 16, 32)
+SMALL = {"small": (2, 2, 4, 32)}
 
 
 def microseconds(cell: Cell, m: Layers, timed: bool) -> float:
@@ -225,10 +215,11 @@ def main(out: Path, device: str, warm: bool) -> None:
         for module in (convolution, kept, gated):
             module.is_arch_support_pdl = lambda: False
     rate = rows.rate_of(torch.cuda.get_device_name() if real else "")
-    for model, batch in itertools.product(MODELS, BATCHES[: 1 if warm else 4]) if real else [(SMALL, 2)]:
-        m = Layers(model, batch, device)
+    models, batches = (MODELS, BATCHES[: 1 if warm else 4]) if real else (SMALL, (2,))
+    for (sizes, model), batch in itertools.product(models.items(), batches):
+        m = Layers(*model, batch, device)
         for name, cell in CELLS.items():
-            row = {"what": "micro", "item": name, "sizes": model.name, "batch": batch}
+            row = {"what": "micro", "item": name, "sizes": sizes, "batch": batch}
             try:
                 row["us"] = microseconds(cell, m, timed=real and not warm)
                 row["floor_us"] = round(cell.floor(m) * batch / rate / 1e6, 2)

@@ -16,15 +16,16 @@ LOG = "GPU_KIT_OUT"  # folder of the rows of what was handed out or missing
 
 
 @cache
-def _index() -> tuple[Path, dict[str, Any]]:
+def index() -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the packed modules, and file and exports by key; none for another device than theirs."""
     folder = Path(os.environ["GPU_KIT_MODULES"])
     made: dict[str, Any] = json.loads((folder / "index.json").read_text())
     here = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     return folder, made["modules"] if here in (None, tuple(made["capability"])) else {}
 
 
-def _load(key: str) -> Any:
-    folder, modules = _index()
+def load(key: str) -> Any:
+    folder, modules = index()
     file, exports = modules[key]
     import tvm_ffi  # before a module, which needs its library; libcudart is torch's
 
@@ -38,19 +39,7 @@ def _load(key: str) -> Any:
 def load_jit(compile_now: Any, *args: Any, **options: Any) -> Any:
     """Return the packed module; SGLang compiles one that is not packed, which needs its sources and a compiler."""
     key = "|".join(map(str, args))
-    packed = key in _index()[1]
+    packed = key in index()[1]
     if folder := os.environ.get(LOG):
         rows.append(Path(folder), key=key, packed=packed)
-    return _load(key) if packed else compile_now(*args, **options)
-
-
-def check() -> dict[str, Any]:
-    """Load every packed module and find its exports."""
-    failed = {}
-    for key in _index()[1]:
-        try:
-            _load(key)
-        except Exception as error:  # noqa: BLE001 - each module's error is a result
-            failed[key] = f"{type(error).__name__}: {error}"
-    packed = len(_index()[1])
-    return {"packed": packed, "loaded": packed - len(failed), **({"error": str(failed)} if failed else {})}
+    return load(key) if packed else compile_now(*args, **options)

@@ -56,7 +56,7 @@ TABLES = {
         "What the adaptive policy measures: ms of a step.",
         "pair batch milliseconds calibration_s",
     ),
-    "modules": ("SGLang's compiled modules", "", "packed loaded handed_out missing"),
+    "modules": ("SGLang's compiled modules", "", "handed_out missing"),
     "end": ("End", "", "seconds errors cut_off"),
 }
 STEPS = (

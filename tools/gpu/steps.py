@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_dflash.plan.settings import REPLAY_SWITCH
-from tests.support.cards import FOLDER, shrink_drafter, shrink_target
+from tests.support.cards import write_text_configs
 from tests.support.generation import flush
 from tests.support.servers import Server, running
 from tools.gpu.call import Job
@@ -33,7 +33,6 @@ ARMS: dict[str, tuple[float, dict[str, str]]] = {
     BUILTIN: (36.0, {"SGLANG_DFLASH": "builtin"}),
     PLAIN: (14.0, {}),
     "kept": (34.0, {REPLAY_SWITCH: "0"}),
-    "replayed": (22.0, {REPLAY_SWITCH: "1"}),
     ADAPTIVE: (22.0, {}),
 }
 FLAGS = (
@@ -87,7 +86,7 @@ def measure(job: Job) -> None:
 @contextlib.contextmanager
 def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     models = job.folder / "models"
-    write_configs(models, shrunk=not job.call.real)
+    write_text_configs(PAIR, models, shrunk=not job.call.real)
     flags = [*FLAGS, "--model-path", str(models / "target"), "--max-running-requests", str(max(sizes.batches))]
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "GPU_KIT_HOST": "1", **ARMS[arm][1], **job.slice}
     if arm != PLAIN:
@@ -102,24 +101,6 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
         environment |= {**rehearsed(), "REHEARSE_BUILTIN": "1", "REHEARSE_LAUNCHES": "1"}
     with running(job.folder, *flags, **environment) as server:
         yield server
-
-
-def write_configs(folder: Path, *, shrunk: bool) -> None:
-    """Write a ``config.json`` each to ``folder/target`` and ``folder/drafter``.
-
-    Args:
-        shrunk: keep the structure only, at sizes that a CPU can run.
-    """
-    target, drafter = (json.loads((FOLDER / PAIR / each / "config.json").read_text()) for each in ("target", "drafter"))
-    if shrunk:
-        target, drafter = shrink_target(target), shrink_drafter(drafter, target["text_config"])
-    # without the vision part, whose image processor the wheelhouse lacks
-    names = [name.replace("ForConditionalGeneration", "ForCausalLM") for name in target["architectures"]]
-    tied = target.get("tie_word_embeddings", False)
-    text = {**target["text_config"], "architectures": names, "tie_word_embeddings": tied}
-    for model, config in (("target", text), ("drafter", drafter)):
-        (folder / model).mkdir(parents=True)
-        (folder / model / "config.json").write_text(json.dumps(config))
 
 
 def state(server: Server) -> dict[str, Any]:
