@@ -120,7 +120,7 @@ wheelhouse: setup $(NVCC)/.installed
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:
-	$(PYTHON) -m tools.gpu $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SECONDS),--seconds $(SECONDS))
+	$(PYTHON) -m tools.gpu $(if $(OUT),--out $(OUT)) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only '$(ONLY)') $(if $(SECONDS),--seconds $(SECONDS)) $(if $(PAGE),--page $(PAGE))
 
 # The packages of the machine that the kit is for: torch's CUDA build, several GB.
 PYTHON312 ?= python3.12

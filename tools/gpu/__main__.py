@@ -114,11 +114,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="comma-separated beginnings of jobs' names; default: all")
     parser.add_argument("--site", type=Path, default=Path(tempfile.gettempdir(), "gpu-kit"), help="unpacked wheelhouse")
     parser.add_argument("--out", type=Path, default=Path("results/gpu"), help="new folder for rows, logs and traces")
-    parser.add_argument("--page", type=Path, metavar="FOLDER", help="print the page of the rows in FOLDER, and end")
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write the page FOLDER.md of its rows, and end")
     parser.add_argument("--inside", type=float, metavar="BEGAN", help=argparse.SUPPRESS)  # with the site's packages
     asked = parser.parse_args()
     if asked.page:
-        print(rows.page(rows.read(asked.page)), end="")
+        asked.page.with_suffix(".md").write_text(rows.page(rows.read(asked.page)))
         return
     out, unpacked, began = asked.out.absolute(), asked.site.absolute(), time.time()
     if not asked.inside:

@@ -20,8 +20,8 @@ Servers run with Triton attention, because FA3 and FlashInfer are not in the whe
 modules. The ratio of two workers is fair; absolute times are not those of a full installation.
 
 ```bash
-make gpu                                         # measures; OUT has the rows and a page of them
-python -m tools.gpu --page docs/results/gpu      # this page
+make gpu OUT=results/gpu              # measures: rows, and a page of them
+make gpu PAGE=docs/results/gpu        # writes this page
 ```
 """
 # What -> heading, text, columns. A row of this kind is a line of the table.
@@ -118,7 +118,7 @@ def table(rows: Iterable[Row], columns: Sequence[str]) -> str:
     if len({row.get("call") for row in rows}) == 1 and "call" in columns:
         columns.remove("call")
     lines = [columns, ["---"] * len(columns), *[[cell(row.get(name)) for name in columns] for row in rows]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "<!-- measure: make gpu -->\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(value: Any) -> str:
