@@ -83,12 +83,10 @@ def build() -> None:
     """Build the wheelhouse and print its size.
 
     Raises:
-        SystemExit: it is larger than :data:`LIMIT`, or a packed wheel would hide the machine's own.
+        SystemExit: it is larger than :data:`LIMIT`.
     """
     wheels, imported = read_list(LIST.read_text()), frozenset(IMPORTED.read_text().splitlines())
-    if twice := sorted(wheels.keys() & read_list(IMAGE.read_text()).keys()):
-        raise SystemExit(f"{IMAGE} has {', '.join(twice)} already: remove it from {LIST}")
-    files = {f"prebuilt/{path.name}": path.read_bytes() for path in MODULES.glob("*.*")}
+    files: dict[str, bytes] = {f"prebuilt/{path.name}": path.read_bytes() for path in MODULES.glob("*.*")}
     for (requirement, dropped), source in zip(wheels.items(), download(wheels), strict=True):
         mine = dict(kept(source, dropped, imported))
         print(f"{sum(map(len, mine.values())) / 2**20:7.2f} MiB, {len(mine):5} files  {requirement}")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from tools import wheelhouse
 from tools.gpu import plugin, rows, site
 from tools.gpu.call import Call, Job
 from tools.gpu.steps import host_times
+from tools.gpu.trace import per_step
 
 
 def test_the_published_page_is_that_of_its_rows() -> None:
@@ -96,3 +98,22 @@ def test_host_times_are_of_decode_loops_of_one_batch_size(capsys: pytest.Capture
     found = host_times(capsys.readouterr().out)
     assert [row["batch"] for row in found] == [4, 8]
     assert all(row.keys() == {"batch", "loop_ms", "run_batch_ms", "wait_ms"} for row in found)
+
+
+def test_the_wheelhouse_hides_no_package_of_the_machine() -> None:
+    """A package that is packed in part and found first would hide the machine's whole one."""
+    packed, there = (wheelhouse.read_list(path.read_text()) for path in (wheelhouse.LIST, wheelhouse.IMAGE))
+    names, its = ({each.partition("==")[0].lower() for each in some} for some in (packed, there))
+    assert names & its == {"transformers"}  # SGLang requires another release
+
+
+def test_a_profile_counts_per_step() -> None:
+    def event(category: str, name: str, start: float, correlation: int, seconds: float = 2.0) -> dict[str, Any]:
+        return {"cat": category, "name": name, "ts": start, "dur": seconds, "args": {"correlation": correlation}}
+
+    events = [event("cuda_runtime", "cudaGraphLaunch", 0, 1), event("cuda_runtime", "cudaLaunchKernel", 0, 2)]
+    events += [event("kernel", "verify", 10, 1, 4), event("kernel", "verify", 14, 1, 4), event("kernel", "pick", 20, 2)]
+    found = per_step(events, 2)
+    assert (found["kernels"], found["launches"], found["graph_launches"]) == (1.5, 0.5, 0.5)
+    assert found["kernels_outside_graphs"] == 0.5 and round(found["idle"], 3) == round(1 - 10 / 12, 3)
+    assert found["longest_ms"] == {"verify": 0.004, "pick": 0.001}

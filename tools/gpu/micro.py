@@ -17,6 +17,7 @@ if sys.argv[2:3] == ["cpu"]:  # before Triton is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 import contextlib
+import gc
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
@@ -214,6 +215,7 @@ def main(out: Path, device: str, warm: bool) -> None:
         interpreter.install()
         for module in (convolution, kept, gated):
             module.is_arch_support_pdl = lambda: False
+    gc.freeze()  # each capture collects garbage
     rate = rows.rate_of(torch.cuda.get_device_name() if real else "")
     models, batches = (MODELS, BATCHES[: 1 if warm else 4]) if real else (SMALL, (2,))
     for (sizes, model), batch in itertools.product(models.items(), batches):
