@@ -29,11 +29,11 @@ from tools.gpu.trace import per_step
 PAIR, BLOCK, ACCEPT, ADAPTIVE = "Qwen3.5-4B", 16, 4, "adaptive"
 # Arm -> GiB on the device, environment. Kept states of 16 requests take 14 GiB.
 ARMS: dict[str, tuple[float, dict[str, str]]] = {
-    OURS: (22.0, {}),
-    BUILTIN: (36.0, {"SGLANG_DFLASH": "builtin"}),
-    PLAIN: (14.0, {}),
+    OURS: (20.0, {}),
+    BUILTIN: (35.0, {"SGLANG_DFLASH": "builtin"}),
+    PLAIN: (17.0, {}),
     "kept": (34.0, {REPLAY_SWITCH: "0"}),
-    ADAPTIVE: (22.0, {}),
+    ADAPTIVE: (20.0, {}),
 }
 FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--disable-radix-cache"),
@@ -92,7 +92,7 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     if arm != PLAIN:
         flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
         flags += ["--speculative-num-draft-tokens", str(BLOCK), *(DRAFT_TRITON if job.call.real else ())]
-    flags += TRITON if job.call.real else ()
+    flags += [*TRITON, "--mem-fraction-static", "0.85"] if job.call.real else []
     flags += ["--speculative-adaptive"] if arm == ADAPTIVE else ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
     if arm == BUILTIN and not job.call.real:  # it runs in the rehearsal, with a narrow block
         from tests.rehearsal.run import rehearsed
