@@ -6,6 +6,7 @@ A row says in ``what`` which table it belongs to. It is written as it is measure
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,60 +14,7 @@ from typing import Any
 
 Row = dict[str, Any]
 FILE = "rows.jsonl"
-HEADER = """# On a GPU
-
-Written by [the kit](../development.md#a-gpu-without-sglang) from the rows in `docs/results/gpu/`, a file per call.
-Servers run with Triton attention, because FA3 and FlashInfer are not in the wheelhouse, and with SGLang's compiled
-modules. The ratio of two workers is fair; absolute times are not those of a full installation.
-
-```bash
-make gpu OUT=results/gpu              # measures: rows, and a page of them
-make gpu PAGE=docs/results/gpu        # writes this page
-```
-"""
-# What -> heading, text, columns. A row of this kind is a line of the table.
-TABLES = {
-    "machine": (
-        "Machine",
-        "",
-        "date gpu memory_mib floor_tb_s driver python torch triton sglang kernels commit random",
-    ),
-    "fault": ("Faults", "", "where error mended"),
-    "texts": (
-        "Texts against plain decoding",
-        "Each prompt twice: eight requests at once, then one. `wrong`: texts that differ from the plain ones, except\n"
-        "at a near-tie of the target. `bits` (exact mode): texts whose tokens or log-probabilities are not identical.\n"
-        "`widths`: steps by width.",
-        "pair arm states texts wrong near_ties bits accept widths",
-    ),
-    "cases": ("Kernels against their definitions", "", "files result"),
-    "host": (
-        "Host time",
-        "Milliseconds per scheduler loop of a decode step; `wait_ms`: the host waits for the device.",
-        "pair arm batch loop_ms run_batch_ms process_ms wait_ms",
-    ),
-    "profile": (
-        "Profile of a step",
-        "Per step, under torch's profiler. `idle`: the device's share of time without a kernel.",
-        "pair arm batch kernels launches graph_launches copies idle longest_ms",
-    ),
-    "start": ("Starts", "Seconds, while other servers start.", "pair arm seconds parts"),
-    "costs": (
-        "Costs by width",
-        "What the adaptive policy measures: ms of a step.",
-        "pair batch milliseconds calibration_s",
-    ),
-    "modules": ("SGLang's compiled modules", "", "handed_out missing"),
-    "end": ("End", "", "seconds errors cut_off"),
-}
-STEPS = (
-    "Milliseconds of a decode step of random weights: block 16, simulated accept length 4, prompts of 128 tokens; of\n"
-    "plain decoding: a token. Median [range]. A ratio is an arm's median over that of SGLang's worker (`builtin`)."
-)
-MICRO = (
-    "One layer's launches in a CUDA graph over all layers: microseconds per layer (floor: each byte once, at\n"
-    "`floor_tb_s`), by requests. `layer`: everything between a layer's projections."
-)
+PAGE = tomllib.loads(Path(__file__).with_name("tables.toml").read_text())
 OURS, BUILTIN, PLAIN = "planned", "builtin", "plain"
 # Bytes per second of a large copy, in TB, by what the card's name contains.
 RATES = {"H200": 4.3, "H100": 3.0}
@@ -98,13 +46,16 @@ def read(folder: Path) -> list[Row]:
 def page(rows: Sequence[Row]) -> str:
     """Return the results in Markdown, a section for each kind of row."""
     failed = [row for row in rows if "error" in row and row["what"] != "fault"]
-    good, sections = [row for row in rows if row not in failed], [HEADER]
-    for what, (heading, text, columns) in TABLES.items():
-        if chosen := [row for row in good if row["what"] == what]:
-            sections += [f"## {heading}", *filter(None, [text]), table(chosen, ["call", *columns.split()])]
-        if what == "texts":
-            sections += _pivot("Step times", STEPS, step_lines(rows))
-    sections += _pivot("One layer of a verify", MICRO, micro_lines(good))
+    good, sections = [row for row in rows if row not in failed], [PAGE["header"]]
+    lines_of = {"steps": step_lines, "micro": micro_lines}
+    for what, about in PAGE["tables"].items():
+        lines = [row for row in good if row["what"] == what]
+        columns = ["call", *about["columns"].split()] if "columns" in about else []
+        if what in lines_of:
+            lines = lines_of[what](lines)
+            columns = sorted({name for line in lines for name in line}, key=_place)
+        if lines:
+            sections += [f"## {about['heading']}", *filter(None, [about.get("text")]), table(lines, columns)]
     if failed:
         short = [{**row, "error": row["error"].strip().splitlines()[-1]} for row in failed]
         sections += ["## What failed", table(short, ("call", "what", "job", "batch", "error"))]
@@ -142,10 +93,9 @@ def pivoted(rows: Sequence[Row], keys: Sequence[str], column: Callable[[Row], st
 
 def step_lines(rows: Sequence[Row]) -> list[Row]:
     """Return step times by call, pair and batch, with ratios to SGLang's worker of the same call."""
-    times = [row for row in rows if row["what"] == "steps" and "error" not in row]
-    lines = pivoted(times, ("call", "pair", "batch"), _arm, "step_ms")
+    lines = pivoted(rows, ("call", "pair", "batch"), _arm, "step_ms")
     for line in lines:
-        for arm in [arm for arm in {*map(_arm, times)} - {BUILTIN, PLAIN} if arm in line and BUILTIN in line]:
+        for arm in [arm for arm in {*map(_arm, rows)} - {BUILTIN, PLAIN} if arm in line and BUILTIN in line]:
             line[f"{arm} / {BUILTIN}"] = median(line[arm]) / median(line[BUILTIN])
     return lines
 
@@ -156,16 +106,11 @@ def _arm(row: Row) -> str:
 
 def micro_lines(rows: Sequence[Row]) -> list[Row]:
     """Return the microbenchmark by item and model, a column per batch."""
-    times = [{**row, "us": f"{row['us']:.1f} ({row['floor_us']:.1f})"} for row in rows if row["what"] == "micro"]
+    times = [{**row, "us": f"{row['us']:.1f} ({row['floor_us']:.1f})"} for row in rows]
     return pivoted(times, ("call", "item", "sizes"), lambda row: str(row["batch"]), "us")
 
 
-def _pivot(heading: str, text: str, lines: list[Row]) -> list[str]:
-    columns = sorted({name for line in lines for name in line}, key=_order)
-    return [f"## {heading}", text, table(lines, columns)] if lines else []
-
-
-def _order(column: str) -> tuple[int, int, str]:
+def _place(column: str) -> tuple[int, int, str]:
     """Keys, then columns of arms or batches, then ratios."""
     keys = ("call", "item", "pair", "sizes", "batch", PLAIN, BUILTIN)
     place = keys.index(column) if column in keys else len(keys) + (" / " in column)
