@@ -146,8 +146,8 @@ def norm(m: Layers, out: Tensor, z: Tensor) -> Any:
     return gated._layer_norm_fwd(out.reshape(-1, m.K), m.norm, None, 1e-6, z=z.reshape(-1, m.K), **options)
 
 
-def layer(m: Layers, at: At, verify: Callable[..., Tensor]) -> Any:
-    mixed, z, b, a = split_and_conv(m, at)
+def layer(m: Layers, at: At, verify: Callable[..., Tensor], convolve: Callable[..., Any] = split_and_conv) -> Any:
+    mixed, z, b, a = convolve(m, at)
     return norm(m, verify(m, at, mixed, a, b), z)
 
 
