@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sglang_dflash.plan import serving
+from sglang_dflash.states.stepped import ALIGNMENT
 from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
 
 
@@ -39,6 +40,9 @@ def attend(
 ) -> Any:  # fmt: skip
     """Hook around ``forward_extend``: q, k and v already have a row per position."""
     if _is_exact_block(backend, forward_batch):
+        plan = backend.forward_metadata
+        for x in (q, plan.attn_logits, plan.attn_lse, plan.kv_indptr, plan.kv_indices, plan.num_kv_splits):
+            assert x.data_ptr() % ALIGNMENT == 0, "rows of a block would run another compilation than plain decoding's"
         return backend.forward_decode(q, k, v, layer, forward_batch, *args, **options)
     return original(backend, q, k, v, layer, forward_batch, *args, **options)
 

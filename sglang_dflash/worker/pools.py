@@ -11,7 +11,6 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import REPLAY_SWITCH
 from sglang_dflash.upstream.worker import (
     create_memory_pool_configurator,
     get_context,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
-_KEPT = f"{REPLAY_SWITCH}=1, a narrower block (--speculative-num-draft-tokens), "
 _RAISED_BY = {  # by the limit of concurrent requests
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
@@ -102,7 +100,10 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     )
     if running < asked:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
-        raised_by = (_KEPT if cap == "recurrent states" and not plan.replay else "") + _RAISED_BY[cap]
+        raised_by = _RAISED_BY[cap]
+        if plan.kept_by and cap == "recurrent states":
+            narrower = "a narrower block (--speculative-num-draft-tokens)"
+            raised_by = f"replayed states (ruled out: {plan.kept_by}), {narrower}, {raised_by}"
         counts |= {"capped_by": cap, "raised_by": raised_by}
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
