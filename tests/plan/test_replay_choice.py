@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
 from tests.support.cards import NAMES, card
-from tests.support.configs import card_pair
+from tests.support.configs import card_pair, launched
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
@@ -113,31 +113,13 @@ def test_replayed_states_have_plain_decodings_dtype_and_kept_ones_are_logged_wit
 ) -> None:
     """SGLang would make states of a replay float32, unless the flag names a dtype."""
     pytest.importorskip("sglang")
-    from sglang_dflash.hooks import launch
-
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", variable)
     given = parse([*NAMED[1:], *flags.split()], **card_pair(NAMED[0]))[0]
-    declared: dict[str, Any] = {}
-    for name, value in {
-        "this_device": lambda _: GPUS["b200"],
-        "resolving_view": lambda _: SimpleNamespace(speculative_algorithm="DFLASH"),
-        "Settings": SimpleNamespace(of=lambda _: given),
-        "read_record": lambda _: Pair.of(given),
-        "write_record": lambda *_: None,
-        "model_config_of": lambda _: None,
-        "hybrid_gdn_config": lambda _: 1,
-        "_declare": lambda _, **changes: declared.update(changes),
-    }.items():
-        monkeypatch.setattr(launch, name, value)
-    launch.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
+    declared = launched(given, GPUS["b200"], monkeypatch)
     assert declared["enable_linear_replayssm_spec"] and declared["mamba_ssm_dtype"] == dtype
-    declared.clear()
-    monkeypatch.setattr(
-        launch, "Settings", SimpleNamespace(of=lambda _: Settings(**{**vars(given), "replay_switch": "0"}))
-    )
     with caplog.at_level(logging.INFO):
-        launch.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
-    assert "mamba_ssm_dtype" not in declared
+        declared = launched(replace(given, replay_switch="0"), GPUS["b200"], monkeypatch)
+    assert not declared.keys() & {"enable_linear_replayssm_spec", "mamba_ssm_dtype"}
     assert f"storing a recurrent state per draft token: {SWITCH}=0" in caplog.text
 
 

@@ -165,6 +165,7 @@ def test_a_misaligned_row_ends_the_step_because_it_would_launch_another_kernel(
     _, expected = of_decoding(2, 6, FP32, monkeypatch)
     with recorded(monkeypatch) as launches, monkeypatch.context() as unchecked:
         unchecked.setattr(stepped, "ALIGNMENT", 1)
+        unchecked.setattr(stepped, "by_position", off_by_8_bytes)
         step(3, 5, 2, 6, FP32, False)
     assert keys(launches, constants=False) - {expected}
 
@@ -227,9 +228,7 @@ def test_rows_of_a_block_launch_plain_decodings_attention(
     with recorded(monkeypatch) as launches:
         backend = backend_of(heads, kv_heads, dim)
         if graphs:
-            monkeypatch.setattr(
-                "sglang.srt.layers.attention.triton_backend.maybe_create_verify_mask", lambda **_: None
-            )
+            monkeypatch.setattr("sglang.srt.layers.attention.triton_backend.maybe_create_verify_mask", lambda **_: None)
             backend.init_cuda_graph_state(max(BATCHES), TOKENS)
         for width in (1, *WIDTHS):
             for bs, gap in itertools.product(BATCHES, (0, 2 * kv_heads * dim)):
