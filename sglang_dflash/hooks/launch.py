@@ -88,9 +88,8 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     _log_findings(check_plan(plan))
     if plan.widths is not None:
         # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
-        _declare(server_args, speculative_adaptive=False, speculative_num_draft_tokens=plan.block)
-        if settings.speculative_dflash_block_size is not None:
-            _declare(server_args, speculative_dflash_block_size=plan.block)
+        block = {"speculative_num_draft_tokens": plan.block, "speculative_dflash_block_size": plan.block}
+        _declare(server_args, speculative_adaptive=False, **block)
     if not plan.overlap and not settings.disable_overlap_schedule:
         _declare(server_args, disable_overlap_schedule=True)
         logger.warning(

@@ -90,10 +90,7 @@ def test_no_graph_is_captured_for_a_width_that_no_step_has(
     plan = decided(settings, hybrid=True)
     assert (plan.block, plan.served_widths) == (block, served)
     declared = launched(settings, GPUS["h200"], monkeypatch)
-    assert declared["speculative_num_draft_tokens"] == block
-    assert declared.get("speculative_dflash_block_size") == (
-        block if "--speculative-dflash-block-size" in flags else None
-    )
+    assert declared["speculative_num_draft_tokens"] == declared["speculative_dflash_block_size"] == block
 
 
 @pytest.mark.sglang

@@ -187,6 +187,7 @@ def backend_of(heads: int, kv_heads: int, dim: int) -> Any:
         kv_index_translator=SimpleNamespace(pack_read_stream=lambda *_, **__: None), skip_prefill=True,
         token_to_kv_pool=SimpleNamespace(**pool), kv_indptr=tensor(TOKENS + 1, dtype=INT32), num_draft_tokens=None,
         target_verify_num_tokens_per_req=None, topk=1, static_kv_splits=False, device_core_count=132,
+        window_kv_indptr=None,
     )  # fmt: skip
     return backend
 
@@ -209,7 +210,7 @@ def attention(
         exact.prepare(TritonAttnBackend.init_forward_metadata, backend, batch)
     layer = SimpleNamespace(
         tp_q_head_num=heads, tp_k_head_num=kv_heads, qk_head_dim=dim, v_head_dim=dim, logit_cap=0.0, k_scale=None,
-        logit_capping_method=None, sliding_window_size=None, layer_id=1, scaling=dim**-0.5, xai_temperature_len=-1,
+        logit_capping_method="tanh", sliding_window_size=None, layer_id=1, scaling=dim**-0.5, xai_temperature_len=-1,
     )  # fmt: skip
     q = tensor(rows, heads * dim + gap + skipped, dtype=BF16)[:, skipped : skipped + heads * dim]
     if verifies:
