@@ -236,10 +236,11 @@ class Settings:
         }
         reason = next((reason for reason, applies in reasons.items() if applies), None)
         if reason and (self.enable_linear_replayssm_spec or self.replay_switch == "1"):
+            request = REPLAY_FLAG if self.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
             raise DFlashError(
-                reason,
-                expected=f"a server that can replay recurrent states, as {REPLAY_FLAG} or {REPLAY_SWITCH}=1 requests",
-                remedy="change what is named, or leave the request out",
+                f"{request}, but {reason}",
+                expected="a server that can replay recurrent states",
+                remedy=f"leave {request} out: states are replayed wherever they can be",
             )
         return reason
 

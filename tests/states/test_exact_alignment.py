@@ -36,7 +36,7 @@ pytestmark = pytest.mark.sglang
 
 BF16, FP32, INT32, K, SLOTS, LAYERS = torch.bfloat16, torch.float32, torch.int32, 128, 64, 2
 # Key and value heads of a rank: 4B, 35B-A3B and Coder-Next; the 27Bs, where a rank of 8 has rows of 8 mod 16 bytes.
-HEADS = [(16 // tp, heads // tp) for heads in (32, 48) for tp in (1, 2, 4, 8, 16)]
+HEADS = [(16 // tp, heads // tp) for heads, ranks in ((32, (1, 16)), (48, (1, 2, 4, 8, 16))) for tp in ranks]
 RANKS = [(*heads, dtype) for heads, dtype in zip(HEADS, itertools.cycle((torch.float32, torch.bfloat16)), strict=False)]
 BATCHES, WIDTHS = (1, 3, 48), (2, 5, 16)
 Key = tuple[Any, ...]
