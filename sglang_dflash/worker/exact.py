@@ -40,9 +40,10 @@ def attend(
 ) -> Any:  # fmt: skip
     """Hook around ``forward_extend``: q, k and v already have a row per position."""
     if _is_exact_block(backend, forward_batch):
-        plan = backend.forward_metadata
-        for x in (q, plan.attn_logits, plan.attn_lse, plan.kv_indptr, plan.kv_indices, plan.num_kv_splits):
-            assert x.data_ptr() % ALIGNMENT == 0, "rows of a block would run another compilation than plain decoding's"
+        read = backend.forward_metadata
+        for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
+            # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
+            assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
         return backend.forward_decode(q, k, v, layer, forward_batch, *args, **options)
     return original(backend, q, k, v, layer, forward_batch, *args, **options)
 
