@@ -13,7 +13,7 @@ from sglang_dflash.check.pools import Pools, Sizing, best_ratio, index_of_most_r
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.settings import REPLAY_FLAG, SLOTS, WINDOW_FLAG, Settings
+from sglang_dflash.plan.settings import SLOTS, WINDOW_FLAG, Settings
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
@@ -79,7 +79,6 @@ class Adviser:
             [_change("--mamba-full-memory-ratio", mamba_full_memory_ratio=ratio)],
             [_change("--max-running-requests", max_running_requests=running * self._groups) for running in fewer],
             self._lifted(before),
-            [each for each in self._replay() if not before.replay],
             *([each] for each in self._mild_changes()),
         ]
         found = [self._best(changes) for changes in flags if changes]
@@ -131,11 +130,6 @@ class Adviser:
             changes.append(_change("--max-total-tokens", max_total_tokens=needed))
         return changes
 
-    def _replay(self) -> Iterator[Change]:
-        hybrid = self._table.served.state.slot > 0
-        if hybrid and self._settings.replay_choice is None and not self._settings.replay_obstacle:
-            yield REPLAY_FLAG, {"enable_linear_replayssm_spec": True}
-
     def _mild_changes(self) -> Iterator[Change]:
         """Yield changes in order of harm."""
         settings, sizing, hybrid = self._settings, self._table.served.sizing, self._table.served.state.slot > 0
@@ -153,7 +147,6 @@ class Adviser:
         hybrid = self._table.served.state.slot > 0
         if self._highest_fraction > self._table.fraction:
             yield _change("--mem-fraction-static", mem_fraction_static=self._highest_fraction)
-        yield from self._replay()
         for flag, changes in self._mild_changes():
             if not (load.conversations and hybrid and flag.startswith(WINDOW_FLAG)):
                 yield flag, changes
@@ -179,7 +172,7 @@ class Adviser:
     def _pools(self, changes: dict[str, Any]) -> Pools:
         settings = replace(self._settings, **changes)
         static = (self._machine.memory or 0) * (settings.mem_fraction_static or self._table.fraction)
-        return divide(settings, self._machine, self._pair, self._sizing(settings), static)[0]
+        return divide(settings, self._sizing(settings), static)[0]
 
     def _sizing(self, settings: Settings) -> Sizing:
         return sizing_of(settings, self._machine, self._pair, copies=False)  # a history is not static memory

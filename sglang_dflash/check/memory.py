@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
@@ -23,7 +21,7 @@ from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.plan import PROVEN, replays, unproven_kind
+from sglang_dflash.plan.plan import PROVEN, unproven_kind
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
 
@@ -58,20 +56,18 @@ def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: 
     sizing = sizing_of(settings, machine, pair, copies=copies)
     memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
     static = int(memory * fraction)
-    served, other = divide(settings, machine, pair, sizing, static)
+    served, other = divide(settings, sizing, static)
     device = machine.name if memory else f"{machine.name}: sizes only"
     return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair))
 
 
-def divide(
-    settings: Settings, machine: Device, pair: Pair, sizing: Sizing, static_bytes: float
-) -> tuple[Pools, Pools | None]:
+def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
     """Return the division as served, and with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.kept.scratch:
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
-    return (replayed, kept) if replays(settings, pair, machine) else (kept, replayed)
+    return (kept, replayed) if settings.states_kept_by else (replayed, kept)
 
 
 def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
@@ -79,7 +75,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
-    kept, replayed = _request_states(settings, machine, text, block, activations=dtype)
+    kept, replayed = _request_states(settings, machine, pair, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
     window = context_window(settings.speculative_draft_window_size, drafter)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
@@ -106,24 +102,20 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
 
 
 def _request_states(
-    settings: Settings, machine: Device, text: Mapping[str, Any], block: int, *, activations: str
+    settings: Settings, machine: Device, pair: Pair, block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    chosen = settings.state_dtype(machine)
-    kept_dtype = chosen or settings.ssm_dtype_variable or text.get("mamba_ssm_dtype") or "float32"
     conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
-    kept, replayed = (
-        state_bytes(text, recurrent_bytes=dtype_bytes(each), conv_bytes=dtype_bytes(conv), tp_size=settings.sharing)
-        for each in (kept_dtype, chosen or "float32")
-    )
+    dtypes = {"recurrent_bytes": dtype_bytes(pair.state_dtype(settings, machine)), "conv_bytes": dtype_bytes(conv)}
+    state = state_bytes(pair.text, **dtypes, tp_size=settings.sharing)
     if settings.disaggregation_mode == "prefill" and not (
         # SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
         settings.enable_pd_role_switch or settings.enable_unified_memory
     ):
-        return RequestState(kept.slot), RequestState(replayed.slot)
+        return RequestState(state.slot), RequestState(state.slot)
     ring = max(settings.linear_replayssm_cache_len, ring_length(block))
     return (
-        RequestState(kept.slot, kept.snapshots(block)),
-        RequestState(replayed.slot, replayed.records(block, ring), ring * replayed.record),
+        RequestState(state.slot, state.snapshots(block)),
+        RequestState(state.slot, state.records(block, ring), ring * state.record),
     )
 
 

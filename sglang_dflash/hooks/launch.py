@@ -87,8 +87,9 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
     if plan.widths is not None:
-        # SGLang's runners would size their graphs by its own candidates
-        _declare(server_args, speculative_adaptive=False)
+        # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
+        block = {"speculative_num_draft_tokens": plan.block, "speculative_dflash_block_size": plan.block}
+        _declare(server_args, speculative_adaptive=False, **block)
     if not plan.overlap and not settings.disable_overlap_schedule:
         _declare(server_args, disable_overlap_schedule=True)
         logger.warning(
@@ -108,12 +109,16 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, speculative_draft_model_path=path, speculative_num_draft_tokens=plan.block)
         previous(server_args)
         _declare(server_args, speculative_draft_model_path=None, speculative_draft_model_revision=None)
+    if plan.kept_by:
+        logger.info("DFLASH: storing a recurrent state per draft token: %s", plan.kept_by)
     if plan.replay:  # declared now, because SGLang would refuse a replay for DFLASH on these targets
         logger.info(
             "DFLASH: replaying recurrent states instead of storing one per draft token (%s=0 stores them)",
             REPLAY_SWITCH,
         )
         _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
+        # SGLang's default for a replay is float32, whatever plain decoding has
+        _declare(server_args, mamba_ssm_dtype=pair.state_dtype(settings, device))
 
 
 def configure_drafter(model_config: Any, context_length: int | None) -> None:

@@ -119,7 +119,15 @@ class Pair:
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
 
     def block_size(self, settings: Settings) -> int:
-        return settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
+        """Return the positions of the widest block that is served: no wider than the widths in the width file."""
+        block = settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
+        listed = self.widths.widths if self.widths is not None else ()
+        return min(block, max(2, *listed)) if listed else block
+
+    def state_dtype(self, settings: Settings, machine: Device) -> str:
+        """Return the dtype of recurrent states in plain decoding, as ``mamba2_state_dtype`` chooses it."""
+        chosen = settings.state_dtype(machine) or settings.ssm_dtype_variable
+        return chosen or self.text.get("mamba_ssm_dtype") or "float32"
 
     def served_dtype(self, settings: Settings) -> str:
         """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""

@@ -9,14 +9,12 @@ from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import DTYPE_BYTES, Pair, matrix_numbers
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import DraftWindow, Role, ServingPlan, context_window
 from sglang_dflash.plan.settings import COPIES_SWITCH, OURS, SKIP_GATHER, SWITCH, Settings
 from sglang_dflash.plan.widths import FLAG, WidthConfig
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
-KEPT_SHARE = 1 / 6  # of device memory: published 4B pairs need up to 0.15 of a GPU, larger ones 0.19 or more
-
 
 # kind of target -> its model types, and the test that runs it (docs/compatibility.md)
 PROVEN = {
@@ -177,7 +175,8 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
     """
     block, drafter = pair.block_size(settings), pair.drafter
     _check_widths(settings, pair, block)
-    replay = hybrid and replays(settings, pair, machine)
+    kept_by = settings.states_kept_by if hybrid else None
+    replay = hybrid and kept_by is None
     copies = chooses_copies(settings, pair.widths) and settings.disaggregation_mode != "prefill"
     if not (copies or pair.has_drafter):
         raise DFlashError(
@@ -195,6 +194,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         widths=pair.widths,
         window=None if window is None else DraftWindow(window, block, settings.page),
         replay=replay,
+        kept_by=kept_by,
         records=settings.record_length(block) if replay else 0,
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
@@ -203,20 +203,6 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         inexact=against,
         overrides=settings.drafter_overrides,
     )
-
-
-def replays(settings: Settings, pair: Pair, machine: Device) -> bool:
-    """Return whether states are replayed: the user's choice; by default always on a CPU.
-
-    On GPUs replay is unmeasured: it is the default only if stored states would exceed ``KEPT_SHARE``.
-    """
-    choice = settings.replay_choice
-    if choice is not None or settings.replay_obstacle:
-        return bool(choice)
-    name = settings.state_dtype(machine) or settings.ssm_dtype_variable or pair.text.get("mamba_ssm_dtype")
-    state = matrix_numbers(pair.text, settings.sharing) * DTYPE_BYTES.get(str(name), 4)
-    kept = settings.running * pair.block_size(settings) * state
-    return machine.kind == "cpu" or (machine.memory is not None and kept > KEPT_SHARE * machine.memory)
 
 
 def _check_widths(settings: Settings, pair: Pair, block: int) -> None:

@@ -58,6 +58,7 @@ class ServingPlan:
     copies: bool  # whether text that a request repeats is copied
     overlap: bool  # with the scheduler
     role: Role
+    kept_by: str | None = None  # what rules out a replay on a target with recurrent states
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
@@ -73,7 +74,9 @@ class ServingPlan:
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+        if self.widths is None or self.widths.policy == "fixed":
+            return (self.block,)
+        return self.widths.widths_for(self.block, self.drafted)
 
     def describe(self) -> dict[str, object]:
         """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""

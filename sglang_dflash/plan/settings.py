@@ -20,6 +20,7 @@ EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
+RAGGED_VERIFY = "SGLANG_RAGGED_VERIFY_MODE"
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
 WINDOW_FLAG = "--speculative-draft-window-size"
@@ -122,6 +123,7 @@ class Settings:
     replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
     drafter_override: str = _variable(DRAFTER_OVERRIDE)
     skip_gather: str = _variable(SKIP_GATHER)
+    ragged_verify: str = _variable(RAGGED_VERIFY)
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
 
@@ -216,32 +218,31 @@ class Settings:
         return self.mamba_ssm_dtype or ("bfloat16" if self.needs_bfloat16_states(machine) else None)
 
     @property
-    def replay_obstacle(self) -> str | None:
-        """The reason that rules out state replay, or None, as for SGLang's own flag."""
-        if self.decode_backend not in _REPLAYING_BACKENDS:
-            return f"the linear-attention backend is {self.decode_backend}"
-        if self.enable_linear_replayssm:
-            return "--enable-linear-replayssm keeps separate records"
-        if self.disaggregation_mode == "prefill":
-            return "a prefill server verifies nothing (--disaggregation-mode prefill)"
-        return None
+    def states_kept_by(self) -> str | None:
+        """Return why a recurrent state is stored per draft token, or None: states are replayed.
 
-    @property
-    def replay_choice(self) -> bool | None:
-        """The user's choice by SGLang's flag or our switch."""
-        if self.replay_switch == "0" and self.enable_linear_replayssm_spec:
+        Sources: SGLang's ``handle_linear_attn_backend``, and ``unified_memory_pool.py``, which allocates no records.
+
+        Raises:
+            DFlashError: a replay is requested too.
+        """
+        reasons = {
+            f"{REPLAY_SWITCH}=0": self.replay_switch == "0",
+            f"the linear-attention backend is {self.decode_backend}": self.decode_backend not in _REPLAYING_BACKENDS,
+            "--enable-linear-replayssm keeps separate records": self.enable_linear_replayssm,
+            "--disaggregation-mode prefill: this server verifies nothing": self.disaggregation_mode == "prefill",
+            "--enable-unified-memory allocates no records": self.enable_unified_memory,
+            f"{RAGGED_VERIFY}={self.ragged_verify}": self.ragged_verify not in ("", "static"),
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), None)
+        if reason and (self.enable_linear_replayssm_spec or self.replay_switch == "1"):
+            request = REPLAY_FLAG if self.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
             raise DFlashError(
-                f"{REPLAY_FLAG} and {REPLAY_SWITCH}=0", expected="one of them", remedy=f"unset {REPLAY_SWITCH}"
+                f"{request}, but {reason}",
+                expected="a server that can replay recurrent states",
+                remedy=f"leave {request} out: states are replayed wherever they can be",
             )
-        if self.replay_switch == "1" or self.enable_linear_replayssm_spec:
-            if obstacle := self.replay_obstacle:
-                raise DFlashError(
-                    obstacle,
-                    expected=f"a server that can replay states ({REPLAY_FLAG})",
-                    remedy=f"leave {REPLAY_FLAG} and {REPLAY_SWITCH} out",
-                )
-            return True
-        return False if self.replay_switch else None
+        return reason
 
     def record_length(self, block: int) -> int:
         """Return the positions of a request's replay records; DFlashError for too few, which SGLang does not check."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream.worker import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
 
+ALIGNMENT = 16  # bytes, of every tensor that plain decoding hands to its kernels
 SCRATCH_BYTES = 512 << 20  # of a commit's copies of states
 _Keep = Callable[[int, Tensor], None]
 
@@ -42,11 +43,10 @@ def step_verify(
     """
     bs, (H, K), (HV, V) = len(slots), q.shape[1:], v.shape[1:]
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
-    # contiguous per position, so that plain decoding's compiled kernel serves
     mixed = q.new_empty(width, bs, 2 * H * K + HV * V)
     for part, x in zip(mixed.split([H * K, H * K, HV * V], -1), (q, k, v), strict=True):
         part.unflatten(-1, x.shape[1:]).copy_(x.unflatten(0, (bs, width)).transpose(0, 1))
-    a, b = (x.unflatten(0, (bs, width)).transpose(0, 1).contiguous() for x in (a, b))
+    a, b = (by_position(x.unflatten(0, (bs, width)).transpose(0, 1), x.dtype) for x in (a, b))
     outputs = q.new_empty(width, bs, 1, HV, V)
     rows = _rows_of(slots >= 0)
     for t in range(width):
@@ -119,7 +119,14 @@ def _recorded(records: Records, rows: Tensor, width: int) -> tuple[Tensor, Tenso
     k, v, a, b = (
         x.index_select(1, rows).narrow(3, 0, width).permute(3, 1, 0, 2, *range(4, x.dim())).flatten(2) for x in rings
     )
-    return torch.cat([k, k, v], -1), a.to(k.dtype).contiguous(), b.contiguous()
+    return torch.cat([k, k, v], -1), by_position(a, k.dtype), by_position(b, b.dtype)
+
+
+def by_position(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copy ``x`` ``[width, rows, heads]``. Each position's rows are dense and begin at a multiple of 16 bytes."""
+    numbers = x[0].numel()
+    memory = x.new_empty(len(x), -(-numbers // 16) * 16, dtype=dtype)
+    return memory[:, :numbers].unflatten(1, x.shape[1:]).copy_(x)
 
 
 def _rows_of(live: Tensor) -> Tensor:
@@ -131,6 +138,9 @@ def _advance(
     mixed: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, scratch: Tensor, rows: Tensor, *, out: Tensor,
     scale: float = 1.0,
 ) -> None:  # fmt: skip
+    # Triton compiles by address and stride, and another layout rounds sums differently: as in plain decoding
+    for x in (mixed, a, b, scratch, rows, out):
+        assert x.data_ptr() % ALIGNMENT == 0 and x.stride(0) == x[0].numel(), (x.data_ptr(), x.shape, x.stride())
     fused_recurrent_gated_delta_rule_packed_decode(
         mixed, a, b, A_log, dt_bias, scale, scratch, out, rows, use_qk_l2norm_in_kernel=True
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sglang_dflash.plan import serving
+from sglang_dflash.states.stepped import ALIGNMENT
 from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
 
 
@@ -39,6 +40,10 @@ def attend(
 ) -> Any:  # fmt: skip
     """Hook around ``forward_extend``: q, k and v already have a row per position."""
     if _is_exact_block(backend, forward_batch):
+        read = backend.forward_metadata
+        for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
+            # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
+            assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
         return backend.forward_decode(q, k, v, layer, forward_batch, *args, **options)
     return original(backend, q, k, v, layer, forward_batch, *args, **options)
 

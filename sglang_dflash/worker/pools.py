@@ -11,10 +11,11 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.worker import (
     create_memory_pool_configurator,
     get_context,
+    get_disagg,
     get_exec,
     get_memory,
     get_parallel,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner
 
 logger = logging.getLogger(__name__)
-_KEPT = f"{REPLAY_SWITCH}=1, a narrower block (--speculative-num-draft-tokens), "
 _RAISED_BY = {  # by the limit of concurrent requests
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
@@ -37,8 +37,9 @@ _RAISED_BY = {  # by the limit of concurrent requests
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
-    Subtract a replay's convolution windows, which SGLang omits, and set the number of states, unless the user set it or
-    SGLang gives each request one, as without a prefix cache and on a decoding server.
+    Subtract a replay's convolution windows, and its scratch of requests in transfer, which SGLang omits. Set the number
+    of states, unless the user set it or SGLang gives each request one, as without a prefix cache and on a decoding
+    server.
 
     Raises:
         DFlashError: the weights leave too little for one request.
@@ -50,16 +51,18 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     groups, block = configurator.attn_dp_size, get_spec().speculative_num_draft_tokens
     requests = max(1, schedule.max_running_requests // groups)
     window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
-    total_rest_memory -= (requests + 1) * window * params.dtype.conv.itemsize * len(params.layers) / (1 << 30)
-    memory = get_memory()
-    if schedule.max_mamba_cache_size is None and not (memory.disable_radix_cache or memory.enable_unified_memory):
+    windows = window * params.dtype.conv.itemsize * len(params.layers)
+    record = params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len)
+    moving = in_transfer(get_disagg()) or 0
+    total_rest_memory -= ((requests + 1 + moving) * windows + moving * record) / (1 << 30)
+    if schedule.max_mamba_cache_size is None and not get_memory().disable_radix_cache:
         draft = 0 if plan.window is None else configurator.dflash_draft_cell_size_per_token or 0
         free, slot, per_request = (
             total_rest_memory * (1 << 30),
             params.mamba_cache_per_req,
             configurator._calculate_mamba_ratio(),
         )
-        records = (requests + 1) * params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len)
+        records = (requests + 1) * record
         slots = state_slots(
             free,
             ratio=schedule.mamba_full_memory_ratio,
@@ -102,7 +105,10 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     )
     if running < asked:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
-        raised_by = (_KEPT if cap == "recurrent states" and not plan.replay else "") + _RAISED_BY[cap]
+        raised_by = _RAISED_BY[cap]
+        if plan.kept_by and cap == "recurrent states":
+            narrower = "a narrower block (--speculative-num-draft-tokens)"
+            raised_by = f"replayed states (ruled out: {plan.kept_by}), {narrower}, {raised_by}"
         counts |= {"capped_by": cap, "raised_by": raised_by}
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "

@@ -232,7 +232,8 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self._drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            has_room = drafter_has_room(drafter)  # outside the context, because it is collective over all ranks
+            # outside the context, because it is collective over all ranks; a prefill server drafts nothing
+            has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.stage(plan.drafted)
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)

@@ -19,7 +19,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
-from tests.support.configs import card_pair
+from tests.support.configs import card_pair, launched
 
 
 def arguments(*flags: str, **others: Any) -> Settings:
@@ -59,6 +59,38 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
     assert plan.widths is not None and plan.widths.widths == (1, 4, 16)
     with pytest.raises(DFlashError, match="width 16"):
         decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize(
+    ("config", "flags", "block", "served"),
+    [
+        ({}, (), 16, (1, 2, 4, 8, 16)),
+        ({"policy": "fixed"}, (), 16, (16,)),
+        ({"policy": "fixed", "widths": [1, 4]}, (), 4, (4,)),
+        ({"widths": [1, 4]}, (), 4, (1, 4)),
+        ({"widths": [1, 4]}, ("--speculative-num-draft-tokens", "16"), 4, (1, 4)),
+        ({"widths": [1, 4]}, ("--speculative-dflash-block-size", "8"), 4, (1, 4)),
+        ({"widths": [1]}, (), 2, (1,)),  # SGLang's shortest block
+    ],
+)
+def test_no_graph_is_captured_for_a_width_that_no_step_has(
+    config: dict[str, Any],
+    flags: tuple[str, ...],
+    block: int,
+    served: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SGLang captures the block that the launch declares; this package captures the other served widths."""
+    pytest.importorskip("sglang")
+    file = tmp_path / "widths.json"
+    file.write_text(json.dumps(config))
+    settings = arguments("--speculative-adaptive", "--speculative-adaptive-config", str(file), *flags)
+    plan = decided(settings, hybrid=True)
+    assert (plan.block, plan.served_widths) == (block, served)
+    declared = launched(settings, GPUS["h200"], monkeypatch)
+    assert declared["speculative_num_draft_tokens"] == declared["speculative_dflash_block_size"] == block
 
 
 @pytest.mark.sglang

@@ -113,11 +113,14 @@ def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
     assert sizing("--max-running-requests", "9").max_states is None
 
 
-def test_a_replay_keeps_float32_states_unless_a_flag_sets_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_and_kept_states_have_the_dtype_of_flag_then_variable_then_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
+    assert of_target.replayed.slot - by_flag.replayed.slot == 48 * 48 * 128 * 128 * 2
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
-    by_variable, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
-    assert by_variable.replayed.slot - by_variable.kept.slot == 48 * 48 * 128 * 128 * 2
-    assert by_flag.replayed.slot == by_flag.kept.slot == by_variable.kept.slot
+    assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
+    assert of_target.replayed.slot == of_target.kept.slot and by_flag.replayed.slot == by_flag.kept.slot
 
 
 def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:

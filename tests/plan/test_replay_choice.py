@@ -1,8 +1,10 @@
-"""Which way to keep states a server will take, from its flags."""
+"""How a server keeps recurrent states, from its flags: replayed, unless something in one table rules it out."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,18 +12,16 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.hooks.flags import modernise_argv
-from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.plan.device import CPU, UNKNOWN_GPU
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import KEPT_SHARE, replays
+from sglang_dflash.plan.plan import decide
+from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import Settings
 from tests.support.cards import NAMES, card
-from tests.support.configs import card_pair
+from tests.support.configs import card_pair, launched
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
-
-
-MEMORY = 1 << 40  # of a device on which the requests' states take no sixth
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
 
 
@@ -29,50 +29,99 @@ def settings(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
-def replayed(name: str, *flags: str, on: Device) -> bool:
+def planned(name: str, *flags: str, on: Any = GPUS["h200"], hybrid: bool = True) -> ServingPlan:
     given = parse(flags, **card_pair(name))[0]
-    return replays(given, Pair.of(given), on)
+    return decide(given, Pair.of(given), on, hybrid=hybrid)
 
 
+KEPT = [
+    ("", {SWITCH: "0"}, f"{SWITCH}=0"),
+    ("--linear-attn-backend cutedsl", {}, "the linear-attention backend is cutedsl"),
+    ("--linear-attn-decode-backend helion", {}, "the linear-attention backend is helion"),
+    ("--enable-linear-replayssm", {}, "--enable-linear-replayssm keeps separate records"),
+    ("--disaggregation-mode prefill", {}, "--disaggregation-mode prefill: this server verifies nothing"),
+    ("--enable-unified-memory", {}, "--enable-unified-memory allocates no records"),
+    ("", {"SGLANG_RAGGED_VERIFY_MODE": "compact"}, "SGLANG_RAGGED_VERIFY_MODE=compact"),
+]
+REPLAYED = [
+    ("", {}),
+    (FLAG, {}),
+    ("", {SWITCH: "1", "SGLANG_RAGGED_VERIFY_MODE": "static"}),
+    ("--linear-attn-backend cutedsl --linear-attn-decode-backend flashinfer", {}),
+    ("--disaggregation-mode decode --enable-hierarchical-cache --mamba-radix-cache-strategy no_buffer", {}),
+    ("--max-running-requests 1 --mamba-ssm-dtype bfloat16 --page-size 16", {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (SWITCH, "SGLANG_RAGGED_VERIFY_MODE", "SGLANG_MAMBA_SSM_DTYPE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("device", [CPU, GPUS["rtx5090"], GPUS["h200"], UNKNOWN_GPU], ids=lambda each: each.name)
 @pytest.mark.parametrize(
-    ("flags", "switch", "few", "many"),
-    [
-        ([], "", False, True),
-        ([FLAG], "", True, True),
-        ([], "1", True, True),
-        ([], "0", False, False),
-        (["--linear-attn-backend", "cutedsl"], "", False, False),
-        (["--linear-attn-backend", "cutedsl", "--linear-attn-decode-backend", "flashinfer"], "", False, True),
-        (["--enable-linear-replayssm"], "", False, False),
-        (["--disaggregation-mode", "prefill"], "", False, False),
-    ],
+    ("flags", "variables", "kept_by"), [*KEPT, *((flags, variables, None) for flags, variables in REPLAYED)]
 )
-def test_the_user_chooses_then_the_share_of_the_device_that_kept_states_need(
-    flags: list[str], switch: str, few: bool, many: bool, monkeypatch: pytest.MonkeyPatch
+def test_states_are_replayed_on_every_device_unless_the_table_names_a_reason(
+    flags: str, variables: dict[str, str], kept_by: str | None, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SWITCH, switch)
-    assert replayed(*NAMED, *flags, on=replace(GPUS["h200"], memory=MEMORY)) is few
-    assert replayed(*NAMED, *flags, on=GPUS["h200"]) is replayed(*NAMED, *flags, on=CPU) is many
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plan = planned(*NAMED, *flags.split(), on=device)
+    assert (plan.replay, plan.kept_by) == (kept_by is None, kept_by)
+    assert plan.records == (16 if plan.replay else 0)
 
 
-def test_the_share_is_requests_times_block_times_a_states_bytes() -> None:
-    state = 48 * 48 * 128 * 128 * 4  # layers, heads, float32
-    for flags, needed in {
-        (): 48 * 16 * state,
-        ("--max-running-requests", "9"): 9 * 16 * state,
-        ("--mamba-ssm-dtype", "bfloat16"): 48 * 16 * state // 2,
-        ("--tp-size", "2"): 48 * 16 * state // 2,
-    }.items():
-        at = int(needed / KEPT_SHARE)
-        assert [replayed(*NAMED, *flags, on=Device("gpu", "any", at + more)) for more in (-100, 100)] == [True, False]
-    assert not replayed(*NAMED, on=UNKNOWN_GPU)
+@pytest.mark.parametrize(("flags", "variables", "kept_by"), KEPT)
+def test_a_replay_that_is_requested_and_ruled_out_is_refused(
+    flags: str, variables: dict[str, str], kept_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for requests in [(FLAG, None), *([("", "1")] if SWITCH not in variables else [])]:
+        if requests[1]:
+            monkeypatch.setenv(SWITCH, requests[1])
+        with pytest.raises(DFlashError) as caught:
+            planned(*NAMED, *flags.split(), *requests[0].split())
+        request = FLAG if requests[0] else f"{SWITCH}=1"
+        assert caught.value.value == f"{request}, but {kept_by}" and f"leave {request} out" in caught.value.remedy
+
+
+def test_a_target_without_recurrent_states_has_neither() -> None:
+    plan = planned(*NAMED, hybrid=False)
+    assert (plan.replay, plan.kept_by, plan.records) == (False, None, 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
-def test_of_the_published_pairs_only_the_smallest_keep_their_states(gpu: str, name: str) -> None:
+def test_the_published_commands_replay(name: str) -> None:
     flags = modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
-    assert replayed(name, *flags, on=GPUS[gpu]) is (name != "Qwen3.5-4B")
+    assert planned(name, *flags).replay
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize(
+    ("flags", "variable", "dtype"),
+    [
+        ("", "", "float32"),
+        ("", "bfloat16", "bfloat16"),
+        ("--mamba-ssm-dtype float32", "bfloat16", "float32"),
+        ("--linear-attn-backend flashinfer", "", "bfloat16"),
+    ],
+)
+def test_replayed_states_have_plain_decodings_dtype_and_kept_ones_are_logged_with_their_reason(
+    flags: str, variable: str, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang would make states of a replay float32, unless the flag names a dtype."""
+    pytest.importorskip("sglang")
+    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", variable)
+    given = parse([*NAMED[1:], *flags.split()], **card_pair(NAMED[0]))[0]
+    declared = launched(given, GPUS["b200"], monkeypatch)
+    assert declared["enable_linear_replayssm_spec"] and declared["mamba_ssm_dtype"] == dtype
+    with caplog.at_level(logging.INFO):
+        declared = launched(replace(given, replay_switch="0"), GPUS["b200"], monkeypatch)
+    assert not declared.keys() & {"enable_linear_replayssm_spec", "mamba_ssm_dtype"}
+    assert f"storing a recurrent state per draft token: {SWITCH}=0" in caplog.text
 
 
 @pytest.mark.parametrize(("words", "block", "expected"), [("", 16, 16), ("", 4, 16), ("", 17, 32), ("64", 16, 64)])
@@ -85,12 +134,10 @@ def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None
     [
         ("--linear-replayssm-cache-len 8", "", "a power of two, at least 16 for blocks of 16"),
         ("--linear-replayssm-cache-len 48", "", "a power of two, at least 16 for blocks of 16"),
-        (FLAG, "0", "one of them"),
         ("", "yes", "0, 1, or unset"),
-        ("--linear-attn-backend cutedsl", "1", "a server that can replay states"),
     ],
 )
-def test_a_contradiction_or_an_unknown_word_is_refused(
+def test_records_that_are_too_short_or_an_unknown_word_are_refused(
     words: str, switch: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
@@ -98,4 +145,3 @@ def test_a_contradiction_or_an_unknown_word_is_refused(
         given = settings(*words.split())
         given.validate()
         given.record_length(16)
-        given.replay_choice  # noqa: B018

@@ -11,14 +11,11 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from sglang_dflash.plan.settings import REPLAY_SWITCH
 from tests.rehearsal.scenarios import Scenario
 from tests.support import preloaded
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1800
-# As on a GPU, unless a scenario replays states; the CPU platform replays them by default.
-KEPT_STATES = {REPLAY_SWITCH: "0"}
 LOGPROB_ROUNDING = 1e-4  # kernels add up in another order
 # Kernels that a step launches outside of graphs: ours, and those of SGLang that it calls there.
 OF_STEPS = (
@@ -56,7 +53,7 @@ def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     Without ``rehearse`` an exact scenario is plain decoding, rehearsed.
     """
     plain, rehearse = scenario.exact and not rehearse, rehearse or scenario.exact
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **KEPT_STATES, **scenario.environment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
         environment |= rehearsed()
     asked = {"keywords": scenario.keywords(plain=plain), "requests": scenario.requests}

@@ -126,7 +126,7 @@ _PADDED = (*_REPLAYED, "replays: target 1", "replays: drafter 1")
 _MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
-REPLAY = {SWITCH: "1"}
+KEPT = {SWITCH: "0"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _STATES_REPLAYED = tuple(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
 _WIDTHS = Path(__file__).with_name("widths.json")
@@ -181,13 +181,17 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
-    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY)),
-    Scenario(
-        "hybrid: prefix hits, states across track boundaries (extra_buffer)",
-        HYBRID,
-        (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-        ("events: cached tokens",),
-        options=_SNAPSHOTS,
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_STATES_REPLAYED, _BOUNDARY)),
+    *(
+        Scenario(
+            f"hybrid: states kept, prefix hits, states across track boundaries (extra_buffer){name}",
+            HYBRID,
+            (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
+            ("events: cached tokens", *met),
+            environment=KEPT,
+            options={**_SNAPSHOTS, **options},
+        )
+        for name, met, options in (("", (), {}), (", widths at random", _SOME_WIDTHS, RANDOM_WIDTHS))
     ),
     Scenario(
         "hybrid: widths at random, copies, states across track boundaries (extra_buffer), draft window",
@@ -197,7 +201,6 @@ SCENARIOS: tuple[Scenario, ...] = (
             *(*_ALL_WIDTHS, *_STATES_REPLAYED, *_CHOICES, *_COPIES, _SNAPSHOT),
             *("widths: target 32", "events: cached tokens"),
         ),
-        environment=REPLAY,
         width=32,
         graphs=(3,),
         options={**RANDOM_WIDTHS, **_SNAPSHOTS, **DRAFT_WINDOW},
@@ -208,7 +211,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         (ask(HYBRID, 2, 24, repeat=3, cut=100),),
         (*_STATES_REPLAYED, *_COPIES, *(f"widths: target {w}" for w in (1, 2, 4, 8))),
         drafter=None,
-        environment=REPLAY,
         graphs=(2,),
         options={**RANDOM_WIDTHS, "max_running_requests": 2},
     ),
@@ -218,7 +220,6 @@ SCENARIOS: tuple[Scenario, ...] = (
             HYBRID,
             (TURNS,) * 2,
             (*_STATES_REPLAYED, "events: cached tokens", *met),
-            environment=REPLAY,
             width=8,
             graphs=(2,),
             # Rows end and begin within the steps that the scheduler overlaps.
@@ -274,14 +275,14 @@ SCENARIOS: tuple[Scenario, ...] = (
                 (measured(ask(HYBRID, 2, 6, growth=1, cut=24)),),
                 (),
                 {},
-                {},
+                KEPT,
             ),
             (
                 "replayed, widths at random, copies, prefix hits, track boundaries",
                 (measured(ask(HYBRID, 2, 6, growth=1, repeat=3, cut=124)),) * 2,
                 (*_COPIES, _SNAPSHOT, "events: cached tokens"),
                 {**RANDOM_WIDTHS, "max_running_requests": 2},
-                REPLAY,
+                {},
             ),
         )
     ),
@@ -300,9 +301,9 @@ def _greedy(pair: str, tokens: int = 16) -> Request:
 _SAMPLED = ask(HYBRID, 2, 4, growth=0, cut=10, temperature=0.9, top_p=0.9, top_k=40, min_p=0.02)
 # Engines whose launches per step are counted; in bfloat16, as on a GPU.
 COUNTED = {
-    "hybrid, replayed": _counted(HYBRID, _greedy(HYBRID), _SAMPLED, **REPLAY),
-    "hybrid, kept": _counted(HYBRID, _greedy(HYBRID)),
-    "hybrid, adaptive": _counted(HYBRID, _greedy(HYBRID, 40), options=RANDOM_WIDTHS, **REPLAY),
+    "hybrid, replayed": _counted(HYBRID, _greedy(HYBRID), _SAMPLED),
+    "hybrid, kept": _counted(HYBRID, _greedy(HYBRID), **KEPT),
+    "hybrid, adaptive": _counted(HYBRID, _greedy(HYBRID, 40), options=RANDOM_WIDTHS),
     "dense": _counted(DENSE, _greedy(DENSE)),
     "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
 }

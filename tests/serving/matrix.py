@@ -25,7 +25,7 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.plan.device import CPU
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reasons_against_exact
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
+from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
 from tests.support.servers import BFLOAT16, RANDOM_WIDTHS
@@ -53,7 +53,7 @@ class Cell:
         """Whether all steps of a request verify a full block: its own scheduling does not move its accept length."""
         if RANDOM_WIDTHS[0] in self.arguments:
             return False
-        return concurrency == 1 or not (self.environment or MIXED in self.arguments)
+        return concurrency == 1 or not (RETRACTED[0] in self.environment or MIXED in self.arguments)
 
     def inexact(self) -> tuple[str, ...]:
         """The plan's reasons why a verify of this cell is not exact."""
@@ -127,7 +127,17 @@ COMMANDS = tuple(
     )
 )
 
-MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS)
+# States are replayed in all others.
+KEPT = tuple(
+    Cell("tiny-hybrid", drafter, block, arguments, ((REPLAY_SWITCH, "0"), *environment))
+    for drafter, block, arguments, environment in (
+        ("good", 16, (), ()),
+        ("dflash2", 8, (*PAGED, *CHUNKED), ()),
+        ("noisy", 16, (*SYNC, *RANDOM_WIDTHS, *WINDOW), RETRACTED),
+    )
+)
+
+MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS, *KEPT)
 
 
 class Record:

@@ -32,7 +32,7 @@ EVERYTHING = (*RANDOM_WIDTHS, "--speculative-draft-window-size", "48")
 CELLS = (
     Cell("tiny-hybrid", block=32, arguments=EVERYTHING),
     Cell("tiny-hybrid", block=32, arguments=RANDOM_WIDTHS, environment=((REPLAY_SWITCH, "0"),)),
-    Cell("tiny-hybrid", arguments=(*PAGED, STRATEGY, "extra_buffer_lazy"), environment=((REPLAY_SWITCH, "1"),)),
+    Cell("tiny-hybrid", arguments=(*PAGED, STRATEGY, "extra_buffer_lazy")),
     Cell("tiny-hybrid", arguments=(*SYNC, STRATEGY, "no_buffer", *WINDOW), environment=((COPIES_SWITCH, "1"),)),
     Cell("tiny-dense", block=32, arguments=EVERYTHING),
     Cell("tiny-moe", block=32, arguments=EVERYTHING),

@@ -48,7 +48,10 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
             slot, own = blocks.slots[request : request + 1], slice(request, request + 1)
             for t in range(blocks.width):
                 out = torch.empty(1, 1, blocks.HV, blocks.V, dtype=blocks.dtype, device=DEVICE)
-                inputs = (x[own, t].contiguous() for x in (mixed[..., : -2 * blocks.HV], a, b))
+                # a copy, as decoding's input: of one row, contiguous() is a view, whose alignment picks another kernel
+                inputs = (
+                    x[own, t].clone(memory_format=torch.contiguous_format) for x in (mixed[..., : -2 * blocks.HV], a, b)
+                )
                 stepped.fused_recurrent_gated_delta_rule_packed_decode(
                     *inputs, blocks.A_log, blocks.dt_bias, blocks.scale, pool, out, slot, True
                 )

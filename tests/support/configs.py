@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER
 
 _SHARED: dict[str, Any] = {
@@ -107,6 +109,26 @@ def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make SGLang's own worker serve in this process."""
     monkeypatch.setattr(serving, "plan", None)
+
+
+def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the launch of a hybrid target declares to SGLang."""
+    from sglang_dflash.hooks import launch
+
+    written: dict[str, Any] = {}
+    for name, value in {
+        "this_device": lambda _: device,
+        "resolving_view": lambda _: SimpleNamespace(speculative_algorithm="DFLASH"),
+        "Settings": SimpleNamespace(of=lambda _: settings),
+        "read_record": lambda _: Pair.of(settings),
+        "write_record": lambda *_: None,
+        "model_config_of": lambda _: None,
+        "hybrid_gdn_config": lambda _: 1,
+        "_declare": lambda _, **changes: written.update(changes),
+    }.items():
+        monkeypatch.setattr(launch, name, value)
+    launch.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
+    return written
 
 
 def card_pair(name: str) -> dict[str, str]:

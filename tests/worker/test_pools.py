@@ -19,15 +19,17 @@ from tests.support.configs import serve, serving_plan
 pytestmark = pytest.mark.sglang
 
 
-@pytest.mark.parametrize("gib", [6e-6, -3e-9])
-def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server that replays; a request takes five states of 1,000 bytes."""
+def replaying(monkeypatch: pytest.MonkeyPatch, *, moving: int | None = None, cached: bool = True) -> Any:
+    """A configurator of a server that replays; a request takes five states of 1,000 bytes."""
     mamba = SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=16)
     for name, value in {
         "get_schedule": SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9),
         "get_exec": SimpleNamespace(mamba=mamba),
         "get_spec": SimpleNamespace(speculative_num_draft_tokens=16),
-        "get_memory": SimpleNamespace(disable_radix_cache=False, enable_unified_memory=False),
+        "get_memory": SimpleNamespace(disable_radix_cache=not cached),
+        "get_disagg": SimpleNamespace(
+            disaggregation_mode="null" if moving is None else "decode", disaggregation_decode_extra_slots=moving
+        ),
     }.items():
         monkeypatch.setattr(pools, name, lambda value=value: value)
     monkeypatch.setattr(pools, "create_memory_pool_configurator", lambda _: SimpleNamespace(_cell_size=10))
@@ -38,13 +40,32 @@ def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest
     configurator = SimpleNamespace(mambaish_config=SimpleNamespace(mamba2_cache_params=params), attn_dp_size=2)
     configurator.model_config = SimpleNamespace(context_len=20)
     configurator._calculate_mamba_ratio = lambda: 5
+    return configurator
+
+
+@pytest.mark.parametrize("gib", [6e-6, -3e-9])
+def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    configurator = replaying(monkeypatch)
     with pytest.raises(DFlashError, match=r"the weights leave .* Expected: K/V, and .* Fix: raise --mem-fraction"):
         pools.divide(lambda *_: None, configurator, gib)
 
 
+def test_scratch_of_requests_in_transfer_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+    for moving in (None, 0, 3):
+        configurator = replaying(monkeypatch, moving=moving, cached=False)
+        left.append(pools.divide(lambda _, gib: gib, configurator, 1.0) * (1 << 30))
+    window, record = 4 * (3 + 15) * 2 * 2, 7
+    assert left == [(1 << 30) - 5 * window, (1 << 30) - 5 * window, (1 << 30) - 8 * window - 3 * record]
+
+
 @pytest.mark.parametrize(
     ("replay", "running", "fix"),
-    [(False, 7, "SGLANG_DFLASH_STATE_REPLAY=1, a narrower"), (True, 7, "--mamba-f"), (True, 6, "a lower --mamba-f")],
+    [
+        (False, 7, "replayed states (ruled out: SWITCH=0), a narrower"),
+        (True, 7, "--mamba-f"),
+        (True, 6, "a lower --mamba-f"),
+    ],
 )
 def test_a_server_that_runs_fewer_requests_names_what_raises_them(
     replay: bool, running: int, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -56,7 +77,7 @@ def test_a_server_that_runs_fewer_requests_names_what_raises_them(
     monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=16))
     monkeypatch.setattr(pools, "get_parallel", lambda: SimpleNamespace(attn_dp_size=2))
     with caplog.at_level("INFO"):
-        counts = pools.log_pools(serving_plan(replay=replay), target, 5)
+        counts = pools.log_pools(serving_plan(replay=replay, kept_by=None if replay else "SWITCH=0"), target, 5)
     assert (counts["asked"], counts["running"]) == (8, running)
     assert str(counts["raised_by"]).startswith(fix) and f"Fix: {fix}" in caplog.text
     assert (
