@@ -1,7 +1,7 @@
 """Triton kernel of a GDN layer's causal convolution, defined in :mod:`sglang_dflash.states.reference`.
 
-One program per (channels, or values of z; tokens; request). A tile's taps are four loads of shifted tiles, three of them
-from L1, so no program waits for another token. Bits are SGLang's: products are rounded to the activations' dtype and
+One program per (channels, or values of z; tokens; request). A tile's taps are four loads of shifted tiles, three of
+them from L1, so no token waits for another. Bits are SGLang's: products are rounded to the dtype of the activations and
 summed in fp32 from the oldest tap on.
 """
 

@@ -31,7 +31,7 @@ def verify(
     original: Callable[..., Any], backend: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any,
     **others: Any,
 ) -> Any:  # fmt: skip
-    """Hook around ``GDNAttnBackend.forward_extend``, which returns the outputs, and z if the projections are unsplit."""
+    """Hook around ``GDNAttnBackend.forward_extend``: return the outputs, and z if the projections are unsplit."""
     if not (backend.supports_packed_verify and forward_batch.forward_mode.is_target_verify()):
         call = {"layer": layer, "forward_batch": forward_batch, "mixed_qkv": mixed_qkv, "a": a, "b": b}
         return original(backend, **call, **others)

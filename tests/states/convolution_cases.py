@@ -89,7 +89,9 @@ class Layer:
     def sglangs(self) -> tuple[Convolved, Tensor, Tensor]:
         """Results of SGLang's two kernels, the windows, and the states, which its verify shifts."""
         states, windows = self.states.clone(), self.memory()
-        mixed, z, b, a = projections.fused_qkvzba_split_reshape_cat_contiguous(self.qkvz, self.ba, H, self.HV, K, self.V)
+        mixed, z, b, a = projections.fused_qkvzba_split_reshape_cat_contiguous(
+            self.qkvz, self.ba, H, self.HV, K, self.V
+        )
         convolved = convolutions.causal_conv1d_update(
             mixed.view(self.bs, self.width, -1).transpose(1, 2), states, self.weight, self.added, "silu",
             conv_state_indices=self.slots, intermediate_conv_window=windows, intermediate_state_indices=self.rows,
@@ -181,7 +183,7 @@ def test_no_requests() -> None:
 
 
 def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
-    """Outputs of a layer's verify by SGLang's backend, z, states after every token and windows; with our hook or not."""
+    """Outputs of a layer's verify, z, states after every token and windows: with our hook, or by SGLang's backend."""
     monkeypatch.setattr(serving, "plan", plan)
     monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
     monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
