@@ -20,7 +20,7 @@ TAPS = 4
 _STEPS, _CHANNELS = 16, 64  # at most; a tile of 128 channels is slower (docs/results/kernels.md)
 
 
-@triton.jit(do_not_specialize=["width", "x_stride", "a_stride", "b_stride", "window_row"])
+@triton.jit(do_not_specialize=["slots", "rows", "width", "x_stride", "a_stride", "b_stride", "window_row"])
 def gdn_convolve_kernel(
     x, a, b, weight, bias, states, slots, windows, rows, mixed, z, a_out, b_out, width, x_stride, a_stride, b_stride,
     state_slot, state_channel, state_column, window_row, window_step, window_channel, window_column,
