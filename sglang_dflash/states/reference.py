@@ -57,20 +57,9 @@ class Convolved(NamedTuple):
 
 
 def gdn_convolve(
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    states: Tensor,
-    slots: Tensor,
-    windows: Tensor,
-    rows: Tensor,
-    *,
-    width: int,
-    silu: bool = True,
-    round_beta: bool = False,
-) -> Convolved:
+    x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
+    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
+) -> Convolved:  # fmt: skip
     """Convolve ``width`` tokens of every request with what came before them, and record the inputs for a commit.
 
     The states do not change. Outputs of padding (slot < 0) are zero, and its windows do not change.

@@ -23,8 +23,8 @@ def take_projections(_: None, backend: Any, *args: Any, **options: Any) -> None:
 
     FlashInfer's verify of kept states wants separate queries, keys and values, so SGLang's own code calls it.
     """
-    plan, verifies = serving.plan, backend.kernel_dispatcher
-    backend.supports_packed_verify = plan is not None and (plan.replay or not verifies.verify_kernel_is_flashinfer)
+    plan, by_flashinfer = serving.plan, backend.kernel_dispatcher.verify_kernel_is_flashinfer
+    backend.supports_packed_verify = plan is not None and (plan.replay or not by_flashinfer)
 
 
 def verify(
@@ -36,30 +36,21 @@ def verify(
         call = {"layer": layer, "forward_batch": forward_batch, "mixed_qkv": mixed_qkv, "a": a, "b": b}
         return original(backend, **call, **others)
     plan, width = serving.the_plan(), forward_batch.spec_info.draft_token_num
-    unsplit = isinstance(mixed_qkv, tuple)
-    if unsplit:
+    if unsplit := isinstance(mixed_qkv, tuple):
         mixed_qkv, gates = mixed_qkv
         b, a = gates.chunk(2, -1)
-    bs = len(mixed_qkv) // width
+    bs, cache = len(mixed_qkv) // width, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices[:bs]
-    cache = backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
-    rows = backend.verify_intermediate_state_indices[:bs]
+    rows, windows = backend.verify_intermediate_state_indices[:bs], cache.intermediate_conv_window[0]
     mixed, z, a, b = gdn_convolve(
-        *(mixed_qkv, a, b, layer.conv_weights, layer.bias, cache.conv[0], slots, cache.intermediate_conv_window[0]),
-        rows,
-        width=width,
-        silu=layer.activation in ("silu", "swish"),
-        round_beta=not (plan.replay or plan.exact) and replay.decode_rounds_beta(),
-    )
-    q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
-    heads = (layer.num_q_heads, layer.head_q_dim), (layer.num_k_heads, layer.head_k_dim), z.shape[1:2] + (-1,)
-    q, k, v = (part.unflatten(-1, size) for part, size in zip((q, k, v), heads, strict=True))
+        mixed_qkv, a, b, layer.conv_weights, layer.bias, cache.conv[0], slots, windows, rows, width=width,
+        silu=bool(layer.activation), round_beta=not (plan.replay or plan.exact) and replay.decode_rounds_beta(),
+    )  # fmt: skip
+    parts, sizes = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1), (layer.head_k_dim, layer.head_v_dim)
+    q, k, v = (part.unflatten(-1, (-1, size)) for part, size in zip(parts, (sizes[0], *sizes), strict=True))
     inputs = (q, k, v, a, b, layer.A_log, layer.dt_bias, cache.temporal, slots)
     if plan.replay:
-        records, of_requests = replay.pool_records(cache), forward_batch.req_pool_indices[:bs]
-        out = replay.verify(*inputs, records, of_requests, width=width)
-    elif plan.exact:
-        out = keep_exactly(*inputs, cache.intermediate_ssm, rows, width=width)
+        out = replay.verify(*inputs, replay.pool_records(cache), forward_batch.req_pool_indices[:bs], width=width)
     else:
         out = keep(backend, *inputs, cache.intermediate_ssm, rows, width=width)
     return (out, z) if unsplit else out
@@ -68,22 +59,15 @@ def verify(
 def keep(
     backend: Any, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, states: Tensor,
     slots: Tensor, kept: Tensor, rows: Tensor, *, width: int,
-) -> Tensor:  # fmt: skip
-    """Run a block with SGLang's Triton kernel, which stores the state after every token in ``kept``."""
-    out: Tensor = backend.kernel_dispatcher.verify_kernel.target_verify(
+) -> Any:  # fmt: skip
+    """Run a block of one layer, with the state after every token in ``kept``, ``[R, L >= width, HV, V, K]``."""
+    if serving.the_plan().exact:
+        return stepped.step_verify(
+            q, k, v, a, b, A_log, dt_bias, states, slots, width=width, scale=k.shape[-1] ** -0.5,
+            keep=lambda t, after: kept.select(1, t).index_copy_(0, rows.long(), after),
+        )  # fmt: skip
+    return backend.kernel_dispatcher.verify_kernel.target_verify(
         A_log=A_log, dt_bias=dt_bias, q=q[None], k=k[None], v=v[None], a=a, b=b, ssm_states=states, cache_indices=slots,
         query_start_loc=backend.forward_metadata.query_start_loc, intermediate_states_buffer=kept,
         intermediate_state_indices=rows, cache_steps=width, retrieve_parent_token=None,
     )  # fmt: skip
-    return out
-
-
-def keep_exactly(*inputs: Tensor, width: int) -> Tensor:
-    """Run a block as plain decoding does; inputs as :func:`keep`'s."""
-    *inputs, kept, rows = inputs
-    return stepped.step_verify(
-        *inputs,
-        width=width,
-        scale=inputs[0].shape[-1] ** -0.5,
-        keep=lambda t, after: kept.select(1, t).index_copy_(0, rows.long(), after),
-    )

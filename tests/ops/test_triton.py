@@ -45,7 +45,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "results" / "kernels.md"
 
 
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
-    interpreted("ops/cases.py", "states/cases.py", "states/convolution_cases.py", "states/sglang_cases.py")
+    interpreted("ops/cases.py", "states/cases.py", "states/sglang_cases.py")
+
+
+def test_a_verify_convolves_as_sglangs_kernels() -> None:
+    interpreted("states/convolution_cases.py")
 
 
 def test_nothing_is_compiled_for_another_batch_or_width() -> None:

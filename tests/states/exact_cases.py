@@ -134,7 +134,7 @@ def test_kept(state_dtype: torch.dtype) -> None:
         kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
         kept = kept.to(DEVICE)
         rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
-        found = verify.keep_exactly(*of_layer(blocks, layer), kept, rows, width=blocks.width)
+        found = verify.keep(None, *of_layer(blocks, layer), kept, rows, width=blocks.width)
         assert torch.equal(found, expected[layer])
         assert torch.equal(kept[: blocks.bs, :5], after[layer])
         assert kept[blocks.bs].isnan().all() and kept[:, 5:].isnan().all()
@@ -183,10 +183,11 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
 
 
 @pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
-def test_without_exact_mode_a_verify_of_kept_states_rounds_beta() -> None:
+def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's kernel, with the convolution's b: of a state's largest value, 300 times nearer to decoding's."""
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
+    monkeypatch.setattr(serving, "plan", serving_plan())
     blocks = blocks_of(2, 8, torch.float32, **TINY)
     _, after = decoded(blocks)
     rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
