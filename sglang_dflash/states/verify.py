@@ -58,7 +58,7 @@ def verify(
 
 def keep(
     backend: Any, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, states: Tensor,
-    slots: Tensor, kept: Tensor, rows: Tensor, *, width: int,
+    slots: Tensor, kept: Any, rows: Tensor, *, width: int,
 ) -> Any:  # fmt: skip
     """Run a block of one layer, with the state after every token in ``kept``, ``[R, L >= width, HV, V, K]``."""
     if serving.the_plan().exact:
