@@ -13,6 +13,7 @@ from sglang_dflash.upstream import check_version, misfit
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 _GATHER = "srt.managers.scheduler_components.dp_attn"
+_GDN = "srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
 _POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _REQUEST = "srt.managers.schedule_batch.Req"
 _RESULTS = "srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
@@ -93,7 +94,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
     from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
-    from sglang_dflash.states import replay
+    from sglang_dflash.states import replay, verify
     from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
 
     before: Hooks = {
@@ -112,8 +113,8 @@ def _register_scheduler_hooks() -> None:
         f"{_POOLS}.config_from_budget": window.charge_rings,
         f"{_POOLS}._build_hybrid_req_pool": replay.build_pool,
         f"{_POOLS}._handle_max_mamba_cache": pools.divide,
-        "kernels.ops.attention.linear.gdn_replayssm_spec_decode.gdn_replayssm_spec_decode": replay.verify,
-        "srt.layers.attention.linear.kernels.gdn_triton.TritonGDNKernel.target_verify": replay.verify_kept,
+        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": replay.build_pool,
+        f"{_GDN}.forward_extend": verify.verify,
         f"{_TRITON}.init_forward_metadata": exact.prepare,
         f"{_TRITON}.init_forward_metadata_out_graph": exact.prepare,
         f"{_TRITON}.forward_extend": exact.attend,
@@ -135,6 +136,7 @@ def _register_scheduler_hooks() -> None:
         "srt.constrained.base_grammar_backend.create_grammar_backend": requests.refuse_without_rollback,
         f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
         f"{_TRITON}.__init__": exact.widen,
+        f"{_GDN}.__init__": verify.take_projections,
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
         "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,

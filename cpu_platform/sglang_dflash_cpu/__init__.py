@@ -26,10 +26,10 @@ def register() -> None:
 def install() -> None:
     from sglang_dflash.ops import replace_on_host
     from sglang_dflash_cpu import arguments, replacements
-    from sglang_dflash_cpu.layers import dense, step_ops
+    from sglang_dflash_cpu.layers import conv, dense, step_ops
 
     numpy_ops = step_ops.match_copies, step_ops.offer_copies, step_ops.argmax, step_ops.walk_candidates
-    for function in (*numpy_ops, dense.linear):
+    for function in (*numpy_ops, dense.linear, conv.gdn_convolve):
         replace_on_host(function.__name__, function)
     register_attention()
     replacements.install()

@@ -47,6 +47,48 @@ class Records(NamedTuple):
             assert low.stride() == high.stride() and low.dtype == high.dtype
 
 
+class Convolved(NamedTuple):
+    """Inputs of the gated delta rule, of N tokens: convolved queries, keys and values, and copies of the gates."""
+
+    mixed: Tensor  # q | k | v, [N, dim]
+    z: Tensor  # of the norm after the rule, [N, HV, V]; V is 0 without z
+    a: Tensor  # [N, HV]
+    b: Tensor  # [N, HV]
+
+
+def gdn_convolve(
+    x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
+    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
+) -> Convolved:  # fmt: skip
+    """Convolve ``width`` tokens of every request with what came before them, and record the inputs for a commit.
+
+    The states do not change. Outputs of padding (slot < 0) are zero, and its windows do not change.
+
+    Args:
+        x: outputs of a projection, ``[N, q | k | v]`` or ``[N, q | k | v | z]``; a, b: ``[N, HV]``. Rows may have gaps.
+        weight, bias: ``[dim, taps]`` and ``[dim]`` or None; the last tap is the token's.
+        states: last inputs of each slot, of one layer, ``[slots, dim, taps - 1]``; slots: ``[bs]``.
+        windows: last inputs after each token, ``[R, L >= width, dim, taps - 1]``; those of consecutive tokens may share
+            memory. The first ``bs`` entries of ``rows``, all different, are written.
+        round_beta: return ``b`` in fp32 such that its sigmoid is ``sigmoid(b)``, rounded to the dtype of ``b``.
+    """
+    (dim, taps), bs, HV = weight.shape, len(slots), b.shape[1]
+    rows, live = rows[:bs].long(), (slots >= 0).view(-1, 1, 1)
+    before = states.index_select(0, slots.clamp(min=0)).mT.to(x.dtype)
+    inputs = torch.cat([before, x[:, :dim].unflatten(0, (bs, width))], 1)  # [bs, taps - 1 + width, dim]
+    result = torch.zeros(dim, device=x.device) if bias is None else bias.float()
+    for tap in range(taps):  # a product is rounded to the dtype of the activations
+        result = result + (inputs[:, tap : tap + width] * weight[:, tap]).float()
+    if silu:
+        result = result / (1 + (-result).exp())
+    for t in range(width):
+        window, after = windows.select(1, t), inputs[:, t + 1 : t + taps].mT.to(windows.dtype)
+        window.index_copy_(0, rows, torch.where(live, after, window.index_select(0, rows)))
+    mixed = torch.where(live, result.to(x.dtype), 0).flatten(0, 1)
+    rounded = b.sigmoid().float().logit() if round_beta and b.dtype != torch.float32 else b.clone()
+    return Convolved(mixed, x[:, dim:].reshape(len(x), HV, (x.shape[1] - dim) // HV), a.clone(), rounded)
+
+
 def normalized(x: Tensor) -> Tensor:
     return x * x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
 

@@ -1,4 +1,4 @@
-"""State replay: its two operations, and the hooks that make SGLang allocate its pool and call our verify.
+"""State replay: its two operations, and the hook that makes SGLang allocate its pool.
 
 Every commit folds SGLang's ring of records into the state, so a block's records begin at position 0.
 """
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from sglang_dflash.ops import by_device, runs_kernels
+from sglang_dflash.ops import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
@@ -20,23 +21,19 @@ from sglang_dflash.upstream.worker import get_exec
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.kernels")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.kernels")
 
-_INPUTS = "k", "v", "a", "b", "A_log", "dt_bias", "scale", "out"
 _RINGS = "d", "k", "g", "rawv", "rawk"  # SGLang's names, in the order of Records
 
 
-def verify(original: Callable[..., Any], **call: Any) -> Any:
-    """Hook around ``gdn_replayssm_spec_decode``, which SGLang calls per GDN layer, with keywords only."""
-    if serving.plan is None:
-        return original(**call)
-    slots, rows, width = call["ssm_state_indices"], call["replay_indices"], call["max_spec_len"]
-    inputs = {name: call[name] for name in _INPUTS} | {"states": call["checkpoint_state"], "slots": slots}
-    records = Records(*(call[f"{ring}_cache"] for ring in _RINGS))
-    if serving.plan.exact:
-        live_rows = torch.where(slots >= 0, rows, 0).long()
-        stepped.record(records, live_rows, *(call[name] for name in ("k", "v", "a", "b")), width=width)
-        return stepped.step_verify(call["q"], **inputs, width=width)
-    round_beta = decode_rounds_beta()
-    return gdn_verify(call["q"], **inputs, records=records, rows=rows, width=width, round_beta=round_beta)
+def verify(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, states: Tensor,
+    slots: Tensor, records: Records, rows: Tensor, *, width: int,
+) -> Tensor:  # fmt: skip
+    """Run a block of one layer and record it, as ``gdn_verify`` or, in exact mode, as plain decoding."""
+    inputs, scale = (q, k, v, a, b, A_log, dt_bias, states, slots), k.shape[-1] ** -0.5
+    if serving.the_plan().exact:
+        stepped.record(records, torch.where(slots >= 0, rows, 0).long(), k, v, a, b, width=width)
+        return stepped.step_verify(*inputs, width=width, scale=scale)
+    return gdn_verify(*inputs, records, rows, width=width, scale=scale, round_beta=decode_rounds_beta())
 
 
 def decode_rounds_beta() -> bool:
@@ -45,43 +42,28 @@ def decode_rounds_beta() -> bool:
     return (mamba.linear_attn_decode_backend or mamba.linear_attn_backend) == "triton"
 
 
-def verify_kept(original: Callable[..., Any], kernel: Any, **call: Any) -> Any:
-    """Hook around ``TritonGDNKernel.target_verify``, which stores a state per token: use plain decoding's beta."""
-    if serving.plan is None or not decode_rounds_beta():
-        return original(kernel, **call)
-    if serving.plan.exact:
-        return _step_kept(**call)
-    b = call["b"]
-    if runs_kernels(b) and b.dtype != torch.float32:
-        # SGLang's verify keeps beta in float32
-        call["b"] = b.sigmoid().float().logit()
-    return original(kernel, **call)
-
-
-def _step_kept(
-    *, intermediate_states_buffer: Any, intermediate_state_indices: Any, query_start_loc: Any, cache_indices: Any,
-    ssm_states: Any, **call: Any,
-) -> Any:  # fmt: skip
-    bs = len(query_start_loc) - 1
-    rows = intermediate_state_indices[:bs].long()
-    q, k, v = (call[name].flatten(0, -3) for name in "qkv")
-    outputs = stepped.step_verify(
-        *(q, k, v, call["a"], call["b"], call["A_log"], call["dt_bias"], ssm_states, cache_indices[:bs]),
-        width=len(q) // bs,
-        scale=q.shape[-1] ** -0.5,
-        keep=lambda t, after: intermediate_states_buffer.select(1, t).index_copy_(0, rows, after),
-    )
-    return outputs.view(call["v"].shape)
-
-
 def pool_records(states: Any) -> Records:
     return Records(*(getattr(states, f"replayssm_{ring}") for ring in _RINGS))
 
 
 def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
     """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only."""
-    # for this check only
-    if serving.plan is not None and configurator.hybrid_kda_config is None:
+    if serving.plan is None or configurator.hybrid_gdn_config is None:
+        return original(configurator, **sizes)
+    if configurator.hybrid_kda_config is None:  # for this check only
         configurator = copy.copy(configurator)
         configurator.hybrid_kda_config = configurator.hybrid_gdn_config
-    return original(configurator, **sizes)
+    pool = original(configurator, **sizes)
+    windows = getattr(pool.mamba_pool.mamba_cache, "intermediate_conv_window", [])
+    windows[:] = map(windows_by_token, windows)
+    return pool
+
+
+def windows_by_token(windows: Tensor) -> Tensor:
+    """Lay out overlapping windows ``[layers, rows, L, dim, taps - 1]`` by token in the same memory.
+
+    SGLang's are by channel. A token's inputs are then stored side by side, 16 bytes at a time, and read so by a commit.
+    """
+    layer, row, step, _, column = windows.stride()
+    dim = windows.shape[3]
+    return windows.as_strided(windows.shape, (layer, row, dim, 1, dim)) if step == column else windows

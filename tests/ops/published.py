@@ -20,7 +20,8 @@ from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
-from sglang_dflash.states.replay import gdn_commit, gdn_verify
+from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
+from sglang_dflash.states.verify import gdn_convolve
 from sglang_dflash.worker.copies import MAX_MATCH, MIN_MATCH
 from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
 from tests.support.cards import FOLDER, NAMES
@@ -117,6 +118,7 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
     _dflash2(shapes, bs, width, skipped)
+    _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
 
 
@@ -133,6 +135,28 @@ def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
     candidates, unary = tensor(bs, width - 1, top_k), tensor(bs, width - 1, top_k, dtype=torch.float32)
     gates, anchors = half(bs, width - 1, rank), tensor(bs, width, skipped=skipped)[:, 0]
     ops.walk_candidates(candidates, unary, gates, anchors, half(shapes.vocab, rank), half(shapes.vocab, rank))
+
+
+def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:
+    """Projections in one product, whose b is rounded for a verify of kept states, and in two; then without z."""
+    HV, V = shapes.value_heads, shapes.target["linear_value_head_dim"]
+    dim = 2 * shapes.key_heads * shapes.target["linear_key_head_dim"] + HV * V
+
+    def half(*shape: int) -> Tensor:
+        return tensor(*shape, dtype=torch.bfloat16)
+
+    row = dim * (block + 2)
+    memory = half(1, REQUEST_ROWS, dim, block + 2)
+    windows = windows_by_token(memory.as_strided((1, REQUEST_ROWS, block, dim, 3), (0, row, 1, block + 2, 1)))[0]
+    states, weight, tokens = half(REQUEST_ROWS, dim, 3), half(dim, 4), bs * width
+    fused, gates = half(tokens, dim + HV * V + 2 * HV), half(tokens, 2 * HV)
+    qkvz, own_gates = fused.split([dim + HV * V, 2 * HV], -1)
+    apart, split = half(tokens, dim + HV * V), half(tokens, dim)
+    for x, ba, round_beta in ((qkvz, own_gates, True), (apart, gates, False), (split, gates, False)):
+        b, a = ba.chunk(2, -1)
+        gdn_convolve(
+            *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)), width=width, round_beta=round_beta
+        )  # fmt: skip
 
 
 def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:

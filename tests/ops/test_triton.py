@@ -22,6 +22,7 @@ from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_b
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
 from sglang_dflash.ops.kernels.model import convolve_block, norm_rope, walk_candidates
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
+from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops import published
 from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, interpreted, tensor
@@ -45,6 +46,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "results" / "kernels.md"
 
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
     interpreted("ops/cases.py", "states/cases.py", "states/sglang_cases.py")
+
+
+def test_a_verify_convolves_as_sglangs_kernels() -> None:
+    interpreted("states/convolution_cases.py")
 
 
 def test_nothing_is_compiled_for_another_batch_or_width() -> None:
@@ -100,6 +105,13 @@ EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
 TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
 DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
+
+
+def convolve(rows: torch.Tensor = DENSE, steps: int = 2) -> None:
+    states, windows, slots = torch.zeros(4, 8, 3), torch.zeros(4, steps, 8, 3), DENSE[:2]
+    gdn_convolve(TABLE, TABLE, TABLE, TABLE.new_zeros(8, 4), None, states, slots, windows, rows, width=2)
+
+
 STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
     "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
@@ -110,6 +122,7 @@ STRIDED: dict[str, Callable[[], object]] = {
     ),
     "norm_rope_kernel": lambda: norm_rope(TABLE[None, :, None], TABLE[:1, None], 1e-6, EVERY_OTHER, TABLE),
     "penalize_block_kernel": lambda: penalize_block(TABLE[:, None], DENSE[:, None], TABLE, EVERY_OTHER, TABLE),
+    "gdn_convolve_kernel": lambda: convolve(rows=EVERY_OTHER),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
     "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
@@ -141,6 +154,8 @@ SHORT: dict[str, Callable[[], object]] = {
     "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
     "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
     "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),
+    "windows of a convolution": lambda: convolve(steps=1),
+    "rows of a convolution": lambda: convolve(rows=DENSE[:1]),
     "outputs of a verify": lambda: BLOCKS.verify(partial(gdn_verify, out=BLOCKS.v[0, 1:]), BLOCKS.records),
 }
 

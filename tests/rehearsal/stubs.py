@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
 
 from tests.rehearsal import report
 from tests.rehearsal.emulator import Graph, captured_by
@@ -47,6 +48,7 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **kwargs: None
 
 
+_GDN = "sglang.srt.layers.attention.linear.gdn_backend."
 _RESERVED = ("reserved_bytes.all.current", "reserved_bytes.all.peak")
 _PROPERTIES = SimpleNamespace(
     name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30, is_integrated=0
@@ -89,6 +91,15 @@ STUBS: dict[str, Any] = {
     # Choosing a GPU. Hides several GPUs.
     "torch.cpu.device": lambda index=None: contextlib.nullcontext(),
     "sglang.kernels.ops.attention.fla.utils.custom_device_ctx": lambda index: contextlib.nullcontext(),
+    # Projections of a GDN layer that stay unsplit until its convolution, as in SGLang on CUDA.
+    "sglang.srt.models.qwen3_5._gdn_decode_fused_proj_conv": True,
+    **{
+        f"{_GDN}{name}": getattr(projections, name)
+        for name in (
+            "can_use_fused_qkvzba_causal_conv1d_update_contiguous",
+            "fused_qkvzba_causal_conv1d_update_contiguous",
+        )
+    },
     # Which forwards have graphs on a GPU.
     "sglang.srt.model_executor.forward_batch_info.ForwardMode.is_cpu_graph": lambda mode: mode.is_cuda_graph(),
     # The CUDA runtime's answer for a stream. Hides side streams inside a capture.
@@ -97,7 +108,7 @@ STUBS: dict[str, Any] = {
     ),
 }
 # Absent where there is no GPU.
-_ONLY_ON_A_GPU = "torch.cpu."
+_ONLY_ON_A_GPU = "torch.cpu.", _GDN
 
 
 def install() -> None:

@@ -17,10 +17,11 @@ from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from torch import Tensor
 
 from sglang_dflash.plan import serving
-from sglang_dflash.states import replay, stepped
+from sglang_dflash.states import stepped, verify
+from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.worker.exact import as_rows
 from tests.support.configs import serving_plan
-from tests.support.gdn_replay import Blocks, decode_with_triton, unexpected
+from tests.support.gdn_replay import Blocks, decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 KERNELS_RUN = os.environ.get("TRITON_INTERPRET") == "1" or DEVICE != "cpu"
@@ -64,14 +65,10 @@ def recorded(blocks: Blocks) -> Tensor:
     return torch.stack([blocks.replayed(layer) for layer in range(blocks.layers)])
 
 
-def kept_by_sglang(blocks: Blocks, layer: int, kept: Tensor) -> dict[str, Any]:
-    """Arguments of a verify that stores the state after every token in ``kept``."""
-    call = {name: getattr(blocks, name)[layer][None] for name in ("q", "k", "v")}
-    call |= {"a": blocks.a[layer], "b": blocks.b[layer], "A_log": blocks.A_log, "dt_bias": blocks.dt_bias}
-    call |= {"ssm_states": blocks.states[layer], "cache_indices": blocks.slots, "retrieve_parent_token": None}
-    starts = torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE)
-    call |= {"query_start_loc": starts * blocks.width, "intermediate_state_indices": starts}
-    return {**call, "intermediate_states_buffer": kept}
+def of_layer(blocks: Blocks, layer: int) -> tuple[Tensor, ...]:
+    """Inputs of a verify."""
+    given = (getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b"))
+    return *given, blocks.A_log, blocks.dt_bias, blocks.states[layer], blocks.slots
 
 
 @pytest.fixture(autouse=True)
@@ -132,15 +129,16 @@ def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], cou
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
 def test_kept(state_dtype: torch.dtype) -> None:
-    """Outputs, and the state after every token, through the hook that a server has."""
+    """Outputs, and the state after every token, as a server stores it."""
     blocks = blocks_of(2, 5, state_dtype, **TINY)
     expected, after = decoded(blocks)
     for layer in range(blocks.layers):
         before = blocks.states[layer].clone()
         kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
         kept = kept.to(DEVICE)
-        found = replay.verify_kept(unexpected, None, **kept_by_sglang(blocks, layer, kept))
-        assert torch.equal(found[0], expected[layer])
+        rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
+        found = verify.keep(None, *of_layer(blocks, layer), kept, rows, width=blocks.width)
+        assert torch.equal(found, expected[layer])
         assert torch.equal(kept[: blocks.bs, :5], after[layer])
         assert kept[blocks.bs].isnan().all() and kept[:, 5:].isnan().all()
         assert torch.equal(blocks.states[layer], before)
@@ -189,20 +187,30 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
 
 @pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
 def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's kernel, with what the hook hands to it: of a state's largest value, 300 times nearer to decoding's."""
+    """SGLang's kernel, with the convolution's b: of a state's largest value, 300 times nearer to decoding's."""
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
     monkeypatch.setattr(serving, "plan", serving_plan())
-    monkeypatch.setattr(replay, "runs_kernels", lambda _: True)
     blocks = blocks_of(2, 8, torch.float32, **TINY)
     _, after = decoded(blocks)
-    kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
-    call = {**kept_by_sglang(blocks, 0, kept), "cache_steps": 8}
+    rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * blocks.width
+    backend = SimpleNamespace(
+        kernel_dispatcher=SimpleNamespace(verify_kernel=TritonGDNKernel()),
+        forward_metadata=SimpleNamespace(query_start_loc=starts),
+    )
 
-    def error() -> float:
+    def error(b: Tensor) -> float:
+        q, k, v, a, _, *others = of_layer(blocks, 0)
+        kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
+        verify.keep(backend, q, k, v, a, b, *others, kept, rows, width=8)
         return float((kept - after[0]).abs().max() / after[0].abs().max())
 
-    TritonGDNKernel.target_verify(TritonGDNKernel(), **call)
-    assert error() > 3e-4
-    replay.verify_kept(TritonGDNKernel.target_verify, TritonGDNKernel(), **call)
-    assert error() < 1e-6
+    mixed = blocks.qkv[0, :, : -2 * blocks.HV]
+    weight, states = mixed.new_zeros(mixed.shape[1], 4), mixed.new_zeros(1 + int(blocks.slots.max()), mixed.shape[1], 3)
+    windows = mixed.new_zeros(blocks.bs, 8, mixed.shape[1], 3)
+    convolved = gdn_convolve(
+        mixed, blocks.a[0], blocks.b[0], weight, None, states, blocks.slots, windows, rows, width=8, round_beta=True
+    )
+    assert error(blocks.b[0]) > 3e-4
+    assert error(convolved.b) < 1e-6

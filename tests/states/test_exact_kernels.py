@@ -22,12 +22,12 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
-from sglang.kernels.ops.mamba import causal_conv1d_triton as convolutions
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from sglang_dflash.drafter.config import load_config, text_config
 from sglang_dflash.states import stepped
+from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
 from sglang_dflash.worker import commit as commits
 from sglang_dflash.worker.start import prewarm
@@ -112,26 +112,21 @@ def test_steps_run_plain_decodings_arithmetic(pair: str, state: torch.dtype, cap
 
 
 def convolve(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As SGLang's GDN backend launches it: plain decoding, then a verify."""
+    """As plain decoding launches it, then as a verify in exact mode."""
     H, HV, K, V = sizes(pair)
-    dim = 2 * H * K + HV * V
+    dim, gated = 2 * H * K + HV * V, HV * V
     slots, states, weight = tensor(BS, dtype=torch.int32), tensor(64, dim, 3, dtype=BF16), tensor(dim, 4, dtype=BF16)
     monkeypatch.setattr(
         projections, "can_use_fused_qkvzba_causal_conv1d_update_contiguous", lambda *_, **__: (True, "")
     )
-    monkeypatch.setattr(convolutions, "is_arch_support_pdl", lambda: True)
     projections.fused_qkvzba_causal_conv1d_update_contiguous(
-        tensor(BS, dim + HV * V, dtype=BF16), tensor(BS, 2 * HV, dtype=BF16), states, weight, None, slots,
-        qkv_dim=dim, v_dim=HV * V, num_v_heads=HV, head_v_dim=V, activation="silu",
+        tensor(BS, dim + gated, dtype=BF16), tensor(BS, 2 * HV, dtype=BF16), states, weight, None, slots,
+        qkv_dim=dim, v_dim=gated, num_v_heads=HV, head_v_dim=V, activation="silu",
     )  # fmt: skip
-    convolutions.causal_conv1d_update(
-        tensor(BS, WIDTH, dim, dtype=BF16).transpose(1, 2), states, weight, None, "silu", conv_state_indices=slots,
-        intermediate_conv_window=tensor(BS, WIDTH, dim, 3, dtype=BF16), intermediate_state_indices=slots,
-    )  # fmt: skip
-
-
-def times(counts: collections.Counter[Any], factor: int) -> dict[Any, int]:
-    return {name: factor * count for name, count in counts.items()}
+    columns = tensor(BS, WIDTH + 2, dim, dtype=BF16)
+    windows = columns.as_strided((BS, WIDTH, dim, 3), (columns.stride(0), dim, 1, dim))
+    qkvz, a, b = tensor(BS * WIDTH, dim + gated + 2 * HV, dtype=BF16).split([dim + gated, HV, HV], -1)
+    gdn_convolve(qkvz, a, b, weight, None, states, slots, windows, slots, width=WIDTH)
 
 
 @pytest.mark.parametrize("capability", [90, 100])
@@ -139,18 +134,28 @@ def times(counts: collections.Counter[Any], factor: int) -> dict[Any, int]:
 def test_a_verify_convolves_as_the_fused_decode(
     pair: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One tile has all positions of some channels, so it has a token's operations, on more values per thread."""
     with compiled_for(capability) as launches:
         convolve(pair, monkeypatch)
-    (fused, verify), operations, instructions = [launch.compiled for launch in launches], [], []
-    for each in (fused, verify):
-        found = re.findall(r"(arith\.(?:mul|add|div|trunc)f|math\.exp) .*: (tensor<\w+>)", each.asm["ttir"])
-        operations.append(collections.Counter(found))
-        counts = arithmetic(each, tmp_path)
-        del counts["F2FP"]  # rounds one value or two
-        instructions.append(counts)
-    assert operations[0] and operations[1] == times(operations[0], WIDTH)
-    values = fused.metadata.num_warps // verify.metadata.num_warps  # per thread
-    assert instructions[0] and instructions[1] == times(instructions[0], WIDTH * values)
+    operations, instructions = [], []
+    for each in (launch.compiled for launch in launches):
+        found = re.findall(r"(arith\.(?:mul|add|div|trunc)f|math\.exp) .*: tensor<(\w+)x(\w+)>", each.asm["ttir"])
+        operations.append(collections.Counter((name, dtype) for name, _, dtype in found))
+        instructions.append(single_operations(arithmetic(each, tmp_path)))
+    assert operations[0] and operations[1] == operations[0]
+    assert launches[0].compiled.metadata.num_warps == 8  # of 256 values
+    values = 16 * 64 // 128  # per thread
+    assert instructions[0] and instructions[1] == {name: values * count for name, count in instructions[0].items()}
+
+
+def single_operations(counts: collections.Counter[str]) -> dict[str, int]:
+    """Count an instruction for two values twice, and an addition of a 16-bit value as any other; F2FP is left out,
+    which rounds one value or two."""
+    found: collections.Counter[str] = collections.Counter()
+    for name, count in counts.items():
+        if name != "F2FP":
+            found[name.removesuffix("2").replace("FHADD", "FADD")] += count * (2 if name.endswith("2") else 1)
+    return found
 
 
 def served(pair: str, state: torch.dtype) -> Any:

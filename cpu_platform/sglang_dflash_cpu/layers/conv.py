@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_dflash.states.reference import Convolved
 from sglang_dflash_cpu.layers.pools import live_slots
 
 
@@ -121,3 +122,16 @@ def _columns(windows: Tensor, count: int) -> Tensor:
     row, step, dim, column = windows.stride()
     assert step == column, "consecutive windows of a chain must share memory"
     return windows.as_strided((windows.shape[0], windows.shape[2], count), (row, dim, column))
+
+
+def gdn_convolve(
+    x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
+    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
+) -> Convolved:  # fmt: skip
+    """Convolve as :func:`update` does, in place of a definition that rounds as a GPU; this platform's verify rounds
+    beta."""
+    tokens = x[:, : len(weight)].unflatten(0, (-1, width)).transpose(1, 2)
+    at = {"conv_state_indices": slots, "intermediate_conv_window": windows, "intermediate_state_indices": rows}
+    mixed = update(tokens, states, weight, bias, silu, **at)
+    z = x[:, len(weight) :].unflatten(1, (b.shape[1], (x.shape[1] - len(weight)) // b.shape[1]))
+    return Convolved(mixed.transpose(1, 2).flatten(0, 1), z, a, b)

@@ -1,0 +1,250 @@
+"""The convolution of a verify against SGLang's two kernels and against its torch definition: bits, no tolerance.
+
+Not collected by itself: tests/ops/test_triton.py runs it under Triton's interpreter (``TRITON_INTERPRET=1``);
+on a device it runs with ``OPS_DEVICE=cuda``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
+from sglang.kernels.ops.mamba import causal_conv1d_triton as convolutions
+from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
+from sglang.srt.layers.attention.linear import gdn_backend
+from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from torch import Tensor
+
+from sglang_dflash.plan import serving
+from sglang_dflash.states import reference, replay, verify
+from sglang_dflash.states.convolution import gdn_convolve
+from sglang_dflash.states.reference import Convolved
+from sglang_dflash.states.replay import windows_by_token
+from tests.support.configs import serving_plan
+
+DEVICE = os.environ.get("OPS_DEVICE", "cpu")
+if DEVICE == "cpu":
+    from tests.rehearsal import interpreter
+
+    interpreter.install()
+
+H, K, BLOCK, SLOTS, ROWS = 2, 16, 33, 7, 6
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(BITS[x.element_size()])
+
+
+@dataclass
+class Layer:
+    """Projections of a GDN layer, its states and windows; the last ``pads`` requests are padding."""
+
+    width: int
+    bs: int = 2
+    HV: int = 4
+    V: int = 16
+    pads: int = 0
+    gap: int = 0  # between the rows of the projections
+    bias: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    state_dtype: torch.dtype | None = None
+    windows: str = "by token"  # as SGLang allocates them on CUDA: "by channel"; in a unified pool: "dense"
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        tokens, dim, gated = self.bs * self.width, 2 * H * K + self.HV * self.V, self.HV * self.V
+        self.dim, stored = dim, self.state_dtype or self.dtype
+
+        def normal(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.randn(*shape).to(dtype).to(DEVICE)
+
+        self.qkvz = (normal(tokens, dim + gated + self.gap) * self.spread)[:, : dim + gated]
+        self.ba = normal(tokens, 2 * self.HV + self.gap)[:, : 2 * self.HV]
+        self.states, self.weight = normal(SLOTS, dim, 3, dtype=stored), normal(dim, 4)
+        self.added = normal(dim) if self.bias else None
+        self.slots = torch.randperm(SLOTS)[: self.bs].int().to(DEVICE)
+        self.slots[self.bs - self.pads :] = -1
+        self.rows = torch.randperm(ROWS)[: self.bs].int().to(DEVICE)
+        self.live = (self.bs - self.pads) * self.width
+
+    def memory(self) -> Tensor:
+        """Windows ``[ROWS, BLOCK, dim, 3]`` full of 7."""
+        dtype = self.states.dtype
+        if self.windows == "dense":
+            return torch.full((ROWS, BLOCK, self.dim, 3), 7, dtype=dtype, device=DEVICE)
+        columns = torch.full((1, ROWS, self.dim, BLOCK + 2), 7, dtype=dtype, device=DEVICE)
+        row, channel = columns.stride()[1:3]
+        shared = columns.as_strided((1, ROWS, BLOCK, self.dim, 3), (0, row, 1, channel, 1))
+        return (shared if self.windows == "by channel" else windows_by_token(shared))[0]
+
+    def sglangs(self) -> tuple[Convolved, Tensor, Tensor]:
+        """Results of SGLang's two kernels, the windows, and the states, which its verify shifts."""
+        states, windows = self.states.clone(), self.memory()
+        mixed, z, b, a = projections.fused_qkvzba_split_reshape_cat_contiguous(
+            self.qkvz, self.ba, H, self.HV, K, self.V
+        )
+        convolved = convolutions.causal_conv1d_update(
+            mixed.view(self.bs, self.width, -1).transpose(1, 2), states, self.weight, self.added, "silu",
+            conv_state_indices=self.slots, intermediate_conv_window=windows, intermediate_state_indices=self.rows,
+        )  # fmt: skip
+        return Convolved(convolved.transpose(1, 2).flatten(0, 1), z, a, b), windows, states
+
+    def ours(self, operation: Any = gdn_convolve, **options: Any) -> tuple[Convolved, Tensor, Tensor]:
+        states, windows, (b, a) = self.states.clone(), self.memory(), self.ba.chunk(2, -1)
+        inputs = (self.qkvz, a, b, self.weight, self.added, states, self.slots, windows, self.rows)
+        return operation(*inputs, width=self.width, **options), windows, states
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(convolutions, "is_arch_support_pdl", lambda: False)
+        monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))  # the commit refuses others
+
+
+FP16, FP32, BF16 = torch.float16, torch.float32, torch.bfloat16
+LAYERS = [
+    *(Layer(width, pads=width % 2, gap=8 * (width % 3)) for width in (1, 2, 3, 5, 8, 13, 16, 17, 32)),
+    Layer(4, bs=3, HV=6, gap=3, bias=True, pads=1),
+    Layer(16, bias=True, dtype=FP16, HV=6),
+    Layer(5, dtype=FP32),
+    Layer(5, dtype=FP32, state_dtype=BF16, pads=1),
+    Layer(16, spread=30.0),
+    Layer(18, windows="by channel", pads=1),
+    Layer(18, windows="dense", pads=1),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_verify_convolves_as_sglangs_kernels(layer: Layer) -> None:
+    """Also the states after SGLang's commit of any step; padding has zeros and keeps its windows."""
+    (expected, expected_windows, expected_states), (found, windows, states) = layer.sglangs(), layer.ours()
+    assert torch.equal(bits(found.mixed[: layer.live]), bits(expected.mixed[: layer.live]))
+    assert not found.mixed[layer.live :].any()
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert torch.equal(bits(one), bits(other)) and one.is_contiguous()
+    assert torch.equal(bits(windows), bits(expected_windows)) and torch.equal(bits(states), bits(layer.states))
+    steps = torch.arange(layer.bs, device=DEVICE) % layer.width
+    for pool, recorded in ((states, windows), (expected_states, expected_windows)):
+        fused_conv_window_scatter_with_mask(pool[None], recorded[None], layer.slots, steps, layer.rows)
+    assert torch.equal(bits(states), bits(expected_states))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_verify_convolves_as_it_is_defined(layer: Layer) -> None:
+    (expected, *memory), (found, *other) = layer.ours(reference.gdn_convolve), layer.ours()
+    if layer.dtype == FP32:  # two implementations of exp
+        torch.testing.assert_close(found.mixed, expected.mixed, rtol=1e-6, atol=1e-7)
+        expected = expected._replace(mixed=found.mixed)
+    for one, of_definition in zip((*found, *other), (*expected, *memory), strict=True):
+        assert torch.equal(bits(one), bits(of_definition))
+
+
+def test_projections_that_were_split_before() -> None:
+    """Qwen3-Next's, whose columns SGLang reorders: no z."""
+    layer = Layer(5, pads=1)
+    (whole, windows, _) = layer.ours()
+    layer.qkvz = layer.qkvz[:, : layer.dim].contiguous()
+    for operation in (gdn_convolve, reference.gdn_convolve):
+        found, recorded, _ = layer.ours(operation)
+        assert torch.equal(bits(found.mixed), bits(whole.mixed)) and torch.equal(bits(recorded), bits(windows))
+        assert found.z.shape == (layer.bs * 5, layer.HV, 0) and torch.equal(bits(found.b), bits(whole.b))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_a_rounded_beta(dtype: torch.dtype) -> None:
+    """All 65,536 values of b: the sigmoid of the result is the rounded sigmoid of b. Where two implementations of exp
+    differ in the last bit, either rounding is right."""
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).to(DEVICE)
+    layer = Layer(32, HV=1024, V=1, dtype=dtype)
+    layer.ba = torch.cat([values.view(-1, layer.HV)] * 2, 1)
+    down, up = ((values.double().sigmoid() * (1 + error)).to(dtype).double() for error in (-3e-7, 3e-7))
+    for operation in (gdn_convolve, reference.gdn_convolve):
+        logits = layer.ours(operation, round_beta=True)[0].b.double().flatten()
+        found, error = logits.sigmoid(), 2e-7 * (1 + logits.abs().clamp(max=100))  # fp32 has 24 bits of a logit
+        near = [(found - rounded).abs() <= error * rounded + 1e-37 for rounded in (down, up)]
+        assert (near[0] | near[1] | values.isnan()).all()
+        assert torch.equal(found.isnan(), values.isnan())
+    assert (down == up).sum() > 63_000 and ((down - values.double().sigmoid()).abs() > 1e-4).any()
+
+
+def test_no_requests() -> None:
+    layer = Layer(4, bs=0)
+    assert [len(part) for part in layer.ours()[0]] == [0] * 4
+
+
+def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
+    """Outputs of a layer's verify, z, states after every token and windows: with our hook, or by SGLang's backend."""
+    monkeypatch.setattr(serving, "plan", plan)
+    monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
+    monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
+    windows, kept = layer.memory(), torch.full((ROWS, BLOCK, layer.HV, layer.V, K), 7.0, device=DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    cache = object.__new__(MambaPool.SpeculativeState)
+    vars(cache).update(
+        conv=[layer.states.clone()], intermediate_conv_window=[windows], intermediate_ssm=kept, replayssm_d=None,
+        replayssm_rawv=None, temporal=torch.randn(SLOTS, layer.HV, layer.V, K, generator=generator).to(DEVICE),
+    )  # fmt: skip
+    backend: Any = object.__new__(gdn_backend.GDNAttnBackend)
+    triton = TritonGDNKernel()
+    vars(backend).update(
+        forward_metadata=SimpleNamespace(
+            mamba_cache_indices=layer.slots, retrieve_next_token=None, retrieve_next_sibling=None,
+            query_start_loc=torch.arange(layer.bs + 1, dtype=torch.int32, device=DEVICE) * layer.width,
+            retrieve_parent_token=None,
+        ),
+        req_to_token_pool=SimpleNamespace(mamba2_layer_cache=lambda layer_id: cache, size=ROWS, mamba_pool=None),
+        verify_intermediate_state_indices=torch.arange(ROWS, dtype=torch.int32, device=DEVICE),
+        mis_metadata=None, _use_strided_target_verify_qkv=True,
+        kernel_dispatcher=SimpleNamespace(
+            verify_kernel=triton, target_verify=triton.target_verify, verify_kernel_is_flashinfer=False
+        ),
+    )  # fmt: skip
+    verify.take_projections(None, backend)
+    assert backend.supports_packed_verify == (plan is not None)
+    gates = {"A_log": torch.randn(layer.HV, generator=generator), "dt_bias": torch.randn(layer.HV, generator=generator)}
+    of_layer = SimpleNamespace(
+        layer_id=0, conv_weights=layer.weight, bias=layer.added, activation="silu", num_q_heads=H, head_q_dim=K,
+        num_k_heads=H, head_k_dim=K, num_v_heads=layer.HV, head_v_dim=layer.V, q_dim=H * K, k_dim=H * K,
+        v_dim=layer.HV * layer.V, **{name: gate.to(DEVICE) for name, gate in gates.items()},
+    )  # fmt: skip
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.TARGET_VERIFY, req_pool_indices=layer.rows,
+        spec_info=SimpleNamespace(draft_token_num=layer.width),
+    )  # fmt: skip
+    call: dict[str, Any] = {"layer": of_layer, "forward_batch": batch}
+    if hook:
+        unsplit = (layer.qkvz, layer.ba)
+        out, z = verify.verify(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
+    else:
+        split = projections.fused_qkvzba_split_reshape_cat_contiguous(layer.qkvz, layer.ba, H, layer.HV, K, layer.V)
+        mixed, z, b, a = split
+        out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)
+    kept = kept[: layer.bs - layer.pads]  # SGLang computes states of padding from uninitialised memory
+    return {"outputs": out[:, : layer.live], "z": z, "kept": kept, "windows": windows}
+
+
+def unexpected(*_: Any, **__: Any) -> None:
+    raise AssertionError("SGLang's own verify was called")
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_servers_verify_is_sglangs(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the hooks, with states kept; where plain decoding rounds beta, nothing else differs."""
+    mamba = SimpleNamespace(linear_attn_backend="triton" if rounds else "flashinfer", linear_attn_decode_backend=None)
+    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+    layer = Layer(5, pads=1, gap=8)
+    expected = verified(layer, None, monkeypatch, hook=False)
+    found = verified(layer, serving_plan(), monkeypatch, hook=True)
+    equal = {name: torch.equal(found[name], expected[name]) for name in found}
+    assert equal == {"outputs": not rounds, "z": True, "kept": not rounds, "windows": True}
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
