@@ -181,13 +181,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
-    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_STATES_REPLAYED, _BOUNDARY)),
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_STATES_REPLAYED)),
     *(
         Scenario(
             f"hybrid: states kept, prefix hits, states across track boundaries (extra_buffer){name}",
             HYBRID,
             (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-            ("events: cached tokens", *met),
+            (_BOUNDARY, "events: cached tokens", *met),
             environment=KEPT,
             options={**_SNAPSHOTS, **options},
         )

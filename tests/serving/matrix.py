@@ -133,7 +133,7 @@ KEPT = tuple(
     for drafter, block, arguments, environment in (
         ("good", 16, (), ()),
         ("dflash2", 8, (*PAGED, *CHUNKED), ()),
-        ("noisy", 16, (*SYNC, *RANDOM_WIDTHS, *WINDOW), RETRACTED),
+        ("good", 16, (*RANDOM_WIDTHS, *WINDOW), RETRACTED),
     )
 )
 

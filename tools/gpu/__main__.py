@@ -43,10 +43,11 @@ def plan(real: bool) -> list[Job]:
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
     alone = [Job("micro", 24, _micro, "micro", alone=True), adaptive]
-    servers = [*hybrid, ours, builtin, plain, *itertools.chain(*others), *exact]
-    if not real:
-        return [replace(job, gib=1) for job in (*servers, *cases, *packed, *alone)]
-    return [*servers, compiling, *cases, kept, *packed, *alone]
+    texts_of_others = [*itertools.chain(*others), *exact]
+    if not real:  # two at a time: a server that waits for its turn holds one of two places
+        small = [*hybrid, *texts_of_others, *cases, *packed, plain, ours, builtin, *alone]
+        return [replace(job, gib=1) for job in small]
+    return [*hybrid, ours, builtin, plain, *texts_of_others, compiling, *cases, kept, *packed, *alone]
 
 
 def case_jobs(files: Sequence[str]) -> list[Job]:
