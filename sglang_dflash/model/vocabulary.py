@@ -13,13 +13,7 @@ from torch import Tensor
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import argmax, linear, top_k
-from sglang_dflash.upstream.worker import (
-    LogitsProcessor,
-    ModelRunner,
-    _weak_ref_if_tensor,
-    get_parallel,
-    unwrap_lora_layer,
-)
+from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer, weak_ref
 
 
 @dataclass(frozen=True)
@@ -233,4 +227,4 @@ def _keep_dtype(processor: Any) -> Callable[..., Tensor]:
 def _leave_to_next_graph(runner: Any, output: Any, forward_batch: Any, num_tokens: int) -> None:
     """Free a captured graph's logits, which would keep 127 MB per graph of 256 rows and 248,320 tokens."""
     if output.next_token_logits.dtype.itemsize < 4:
-        output.next_token_logits = _weak_ref_if_tensor(output.next_token_logits)
+        output.next_token_logits = weak_ref(output.next_token_logits)

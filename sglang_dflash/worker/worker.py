@@ -248,7 +248,7 @@ class DFlashWorker(BaseSpecWorker):
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        FirstCalls(plan, target, self._accept.logits, self._inject, self.dummy_step).run(widths, self._at_width)
+        FirstCalls(plan, target, self._inject, self.dummy_step).run(widths, self._at_width)
         self.width_policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
         if get_parallel().attn_dp_enabled and plan.widths is not None:
             self._rounds = Rounds(self.width_policy, plan.block, self._buckets)

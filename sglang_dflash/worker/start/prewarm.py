@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.model.vocabulary import BlockLogits
 from sglang_dflash.ops import (
     penalize_block,
     repeat_rows,
@@ -38,6 +37,7 @@ from sglang_dflash.upstream.worker import (
     SamplingPrewarmResult,
     ScheduleBatch,
     assign_req_to_token_pool_func,
+    cast_to_float32_logits,
     get_bf16_gemm_backend,
     get_exec,
     get_parallel,
@@ -117,14 +117,9 @@ class FirstCalls:
     """Launches every kernel that steps use outside CUDA graphs. ``step`` runs a dummy step."""
 
     def __init__(
-        self,
-        plan: ServingPlan,
-        target: ModelRunner,
-        logits: BlockLogits,
-        inject: Inject | NoDrafter,
-        step: Callable[[int, int, int], None],
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Callable[[int, int, int], None]
     ) -> None:
-        self._plan, self._target, self._logits, self._inject, self._step = plan, target, logits, inject, step
+        self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
         # SGLang rounds batch sizes up, and step_commit divides by 2 or more
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
@@ -163,8 +158,8 @@ class FirstCalls:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
-        for rows in (1, 16):
-            self._logits.whole(logits[0].to(self._target.dtype).repeat(rows, 1))
+        for rows in (logits[0], logits[0].repeat(16, 1)):
+            cast_to_float32_logits(rows.to(self._target.dtype), rows)
         value = logits[0, :, 0]
         for filters in (None, (row.int(), value, value)):
             seeded_tokens(logits[0], value[:, None] + 1, filters, row, row)
