@@ -215,7 +215,7 @@ def _keep_dtype(processor: Any) -> Callable[..., Tensor]:
     to_float32: Callable[..., Tensor] = processor._copy_logits_to_buffer
 
     def unless_decoding(logits: Tensor, logits_metadata: Any, *args: Any, **kwargs: Any) -> Tensor:
-        mode, narrow = logits_metadata.forward_mode, logits.dtype.itemsize < 4
+        mode, narrow = logits_metadata.forward_mode, logits.dtype != torch.float32
         if narrow and (mode.is_target_verify() or mode.is_decode()) and not processor.final_logit_softcapping:
             return logits[:, : processor.vocab_size]
         return to_float32(logits, logits_metadata, *args, **kwargs)
@@ -226,5 +226,5 @@ def _keep_dtype(processor: Any) -> Callable[..., Tensor]:
 
 def _leave_to_next_graph(runner: Any, output: Any, forward_batch: Any, num_tokens: int) -> None:
     """Free a captured graph's logits, which would keep 127 MB per graph of 256 rows and 248,320 tokens."""
-    if output.next_token_logits.dtype.itemsize < 4:
+    if output.next_token_logits.dtype != torch.float32:
         output.next_token_logits = weak_ref(output.next_token_logits)

@@ -185,11 +185,13 @@ def first_largest_kernel(logits, largest, tokens, vocab, row_stride, parts, PART
 
 def argmax(logits):
     assert logits.stride(1) == 1, f"rows must be dense: {logits.stride()[1:]}"
-    (rows, vocab), stride, parts = logits.shape, logits.stride(0), triton.cdiv(logits.shape[1], _PART)
+    (rows, vocab), stride = logits.shape, logits.stride(0)
+    part = min(_PART, max(_CHANNELS, triton.next_power_of_2(vocab)))
+    parts = triton.cdiv(vocab, part)
     largest = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        part_largest_kernel[(rows, parts)](logits, largest, vocab, stride, LANES=_CHANNELS, PART=_PART, num_warps=4)
-        split = {"PART": _PART, "PARTS": triton.next_power_of_2(parts)}
+        part_largest_kernel[(rows, parts)](logits, largest, vocab, stride, LANES=_CHANNELS, PART=part, num_warps=4)
+        split = {"PART": part, "PARTS": triton.next_power_of_2(parts)}
         first_largest_kernel[(rows,)](logits, largest, tokens, vocab, stride, parts, **split, num_warps=8)
     return tokens
