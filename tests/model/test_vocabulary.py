@@ -242,3 +242,15 @@ def test_other_logits_are_sglangs(
     found = runner.model[0].convert(logits.to(dtype), mode, buffer)
     assert found.dtype == torch.float32 and found.data_ptr() == buffer.data_ptr()
     assert kept.whole(found) is found
+
+
+def test_ranks_gather_their_16_bit_logits(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_size=2))
+    runner, half = model_runner(), PADDED // 2
+    processor = runner.model[0]
+    processor.do_tensor_parallel_all_gather = True
+    processor._logits_gatherer = lambda shard: torch.cat((shard, logits[:, half:]), dim=1)
+    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
+    shard = processor.convert(logits[:, :half].contiguous(), ForwardMode.TARGET_VERIFY)
+    assert shard.dtype == torch.bfloat16
+    torch.testing.assert_close(kept.whole(shard), logits[:, :VOCAB].float(), rtol=0, atol=0, equal_nan=True)
