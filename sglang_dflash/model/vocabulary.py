@@ -183,8 +183,7 @@ class BlockLogits:
         shared, rows, buffer = self._target.graph_shared_output, len(logits), None
         if shared is not None and rows <= shared.max_rows:
             buffer = shared.get_logits_buffer(self._target.model_config.vocab_size, rows=rows)
-        converted: Tensor = self._to_float32(logits, SimpleNamespace(next_token_logits_buffer=buffer))
-        return converted
+        return self._to_float32(logits, SimpleNamespace(next_token_logits_buffer=buffer))
 
     def _are_shards(self, logits: Tensor) -> bool:
         return self._sharded and logits.shape[-1] < self._processor.vocab_size
