@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import argmax, linear, top_k
-from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer
+from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer, weak_ref
 
 
 @dataclass(frozen=True)
@@ -147,17 +149,23 @@ class TargetVocabulary:
         return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
 
 
-class LogitShards:
-    """Keeps the logits of a verify on the rank that computed them. Build it before the target's graphs are captured."""
+class BlockLogits:
+    """Keeps a block's logits as the LM head computes them: in its dtype, on its rank.
+
+    SGLang converts them to float32, in its graphs. The conversion is exact and keeps order and ties, so an argmax does
+    not need it. A graph's logits are valid until the next graph runs. Build it before the target's graphs are captured.
+    """
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:
-        self._vocabulary = vocabulary
+        self._target, self._vocabulary = target, vocabulary
         processors = [module for module in target.model.modules() if isinstance(module, LogitsProcessor)]
-        self._processor = processors[0] if len(processors) == 1 and _gathers_plainly(processors[0]) else None
-        if self._processor is not None:
-            precise = self._processor.use_fp32_lm_head or self._processor.use_fp32_lm_head_output
-            self._dtype = torch.float32 if precise else target.dtype
+        self._processor: Any = processors[0] if len(processors) == 1 else None
+        self._sharded = self._processor is not None and _gathers_plainly(self._processor)
+        if self._sharded:
             _keep_shards(self._processor)
+        if self._processor is not None:
+            self._to_float32 = _keep_dtype(self._processor)
+            target.capture_tail_hooks.append(_leave_to_next_graph)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the argmax of each row, int64 [n], from shards [n, V / ranks] or whole ``logits`` [n, V]."""
@@ -167,16 +175,18 @@ class LogitShards:
         return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return all logits, float32 [n, V]."""
-        if not self._are_shards(logits):
+        """Return all logits, float32 [n, V]; converted ones in the memory that SGLang shares between its graphs."""
+        if self._are_shards(logits):
+            logits = self._processor._logits_gatherer(logits)[:, : self._processor.vocab_size]
+        if logits.dtype == torch.float32:
             return logits
-        assert self._processor is not None
-        # in the model's dtype, so ranks send no more than SGLang would
-        gathered: Tensor = self._processor._logits_gatherer(logits.to(self._dtype))
-        return gathered[:, : self._processor.vocab_size].float()
+        shared, rows, buffer = self._target.graph_shared_output, len(logits), None
+        if shared is not None and rows <= shared.max_rows:
+            buffer = shared.get_logits_buffer(self._target.model_config.vocab_size, rows=rows)
+        return self._to_float32(logits, SimpleNamespace(next_token_logits_buffer=buffer))
 
     def _are_shards(self, logits: Tensor) -> bool:
-        return self._processor is not None and logits.shape[-1] < self._processor.vocab_size
+        return self._sharded and logits.shape[-1] < self._processor.vocab_size
 
 
 def _gathers_plainly(processor: Any) -> bool:
@@ -197,3 +207,23 @@ def _keep_shards(processor: Any) -> None:
         return logits
 
     processor._get_logits = with_shards
+
+
+def _keep_dtype(processor: Any) -> Callable[..., Tensor]:
+    """Make a verify, and a plain decode at width 1, skip the conversion to float32, which is returned."""
+    to_float32: Callable[..., Tensor] = processor._copy_logits_to_buffer
+
+    def unless_decoding(logits: Tensor, logits_metadata: Any, *args: Any, **kwargs: Any) -> Tensor:
+        mode, narrow = logits_metadata.forward_mode, logits.dtype != torch.float32
+        if narrow and (mode.is_target_verify() or mode.is_decode()) and not processor.final_logit_softcapping:
+            return logits[:, : processor.vocab_size]
+        return to_float32(logits, logits_metadata, *args, **kwargs)
+
+    processor._copy_logits_to_buffer = unless_decoding
+    return to_float32
+
+
+def _leave_to_next_graph(runner: Any, output: Any, forward_batch: Any, num_tokens: int) -> None:
+    """Free a captured graph's logits, which would keep 127 MB per graph of 256 rows and 248,320 tokens."""
+    if output.next_token_logits.dtype != torch.float32:
+        output.next_token_logits = weak_ref(output.next_token_logits)

@@ -1,5 +1,6 @@
 """SGLang names for a scheduler. Importing them is slow."""
 
+from sglang.kernels.ops.activation.softcap import cast_to_float32_logits
 from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
 from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
@@ -32,6 +33,9 @@ from sglang.srt.model_executor.model_runner import ModelRunner, SamplingPrewarmR
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph import (
+    _weak_ref_if_tensor as weak_ref,
+)
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.models.dflash import _radix_topk
 from sglang.srt.models.qwen2 import Qwen2MLP

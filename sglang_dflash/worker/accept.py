@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.model.vocabulary import LogitShards, TargetVocabulary
+from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
 from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream.worker import (
     GrammarTree,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Accept(RequestRows):
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
-        self._sync, self._shards = SpecTpSync(get_dp_tp_group()), LogitShards(runner, vocabulary)
+        self._sync, self._logits = SpecTpSync(get_dp_tp_group()), BlockLogits(runner, vocabulary)
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
         self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
@@ -89,8 +89,9 @@ class Accept(RequestRows):
         if needs_only_the_largest(batch):
             if self._checks_logits:
                 self._runner.sampler._preprocess_logits(output.next_token_logits, info)
-            return self._shards.argmax(output.next_token_logits).view(-1, width)
-        rows = output.next_token_logits = self._shards.whole(output.next_token_logits)
+            logits, output.next_token_logits = output.next_token_logits, None  # the next graph overwrites them
+            return self._logits.argmax(logits).view(-1, width)
+        rows = output.next_token_logits = self._logits.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
         grammar_mask = None
         if step.grammar_tree is not None:  # built while the target's forward runs

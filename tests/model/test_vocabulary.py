@@ -1,4 +1,4 @@
-"""The drafter's embeddings at masked positions, its argmax and its largest logits; the target's table is unchanged."""
+"""The drafter's embeddings at masked positions, its argmax and its largest logits; the target's logits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 pytest.importorskip("sglang")
 
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
+
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
 
 pytestmark = pytest.mark.sglang
 
@@ -42,7 +46,7 @@ def drafter(input_scale: float = 1.0, output_scale: float = 1.0, logit_cap: floa
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Hidden states of six tokens, on a server without tensor parallelism."""
-    alone = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
+    alone = SimpleNamespace(tp_size=1, tp_group=SimpleNamespace(world_size=1))
     monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: alone)
     return torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 
@@ -166,3 +170,87 @@ def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(hidden: 
     torch.testing.assert_close(logits, best.values)
     logits, tokens = two_ranks(torch.zeros(1, 4), TargetVocabulary.top_k, k=4)
     assert (logits.tolist(), set(tokens[0].tolist())) == ([[0.0] * 4], {0, 1, 2, 3})
+
+
+VOCAB, PADDED, ROWS = 500, 512, 6
+
+
+class Processor(LogitsProcessor):
+    """SGLang's conversion of logits, without what only its LM head reads."""
+
+    def __init__(self, cap: float | None) -> None:
+        nn.Module.__init__(self)
+        self.vocab_size, self.final_logit_softcapping, self.use_attn_tp_group = VOCAB, cap, False
+        self.use_tp_lm_head_all_to_all = False
+
+    def convert(self, logits: Tensor, mode: ForwardMode, buffer: Tensor | None = None) -> Tensor:
+        return self._copy_logits_to_buffer(logits, SimpleNamespace(forward_mode=mode, next_token_logits_buffer=buffer))
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    """With ties, NaN and infinities, and padding that is larger than every token."""
+    logits = torch.randn(ROWS, PADDED, generator=torch.Generator().manual_seed(3)).mul(2).round()
+    logits[0, [7, 9]] = torch.nan
+    logits[1, [3, 30]], logits[2] = torch.inf, -torch.inf
+    logits[:, VOCAB:] = torch.inf
+    return logits.to(torch.bfloat16)
+
+
+def model_runner(cap: float | None = None) -> Any:
+    return SimpleNamespace(
+        model=nn.Sequential(Processor(cap)),
+        model_config=SimpleNamespace(vocab_size=VOCAB),
+        capture_tail_hooks=[],
+        graph_shared_output=GraphSharedOutput(device=torch.device("cpu"), max_rows=ROWS),
+    )
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.TARGET_VERIFY, ForwardMode.DECODE])
+def test_a_block_of_greedy_requests_has_no_float32_logits(mode: ForwardMode, logits: Tensor, one_rank: Tensor) -> None:
+    """Others have SGLang's, in the memory that its graphs write; the tokens are the same."""
+    runner = model_runner()
+    expected = Processor(None).convert(logits, mode)
+    assert expected.dtype == torch.float32 and (expected.sort().values.diff() == 0).any()
+    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
+    buffer = runner.graph_shared_output.get_logits_buffer(VOCAB, rows=ROWS)
+    found = runner.model[0].convert(logits, mode, buffer)
+    assert (found.dtype, found.data_ptr(), found.shape) == (torch.bfloat16, logits.data_ptr(), expected.shape)
+    assert torch.equal(kept.argmax(found), expected.argmax(-1))
+    whole = kept.whole(found[:4])  # of a padded graph
+    torch.testing.assert_close(whole, expected[:4], rtol=0, atol=0, equal_nan=True)
+    assert whole.data_ptr() == buffer.data_ptr()
+    runner.graph_shared_output = None  # without graphs
+    torch.testing.assert_close(kept.whole(found), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cap", "dtype"),
+    [
+        (ForwardMode.EXTEND, None, torch.bfloat16),
+        (ForwardMode.TARGET_VERIFY, 5.0, torch.bfloat16),
+        (ForwardMode.TARGET_VERIFY, None, torch.float32),
+    ],
+)
+def test_other_logits_are_sglangs(
+    mode: ForwardMode, cap: float | None, dtype: torch.dtype, logits: Tensor, one_rank: Tensor
+) -> None:
+    """A prefill's, capped ones, whose rounding makes ties, and those of an LM head in float32."""
+    runner = model_runner(cap)
+    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
+    buffer = torch.zeros(ROWS, VOCAB)
+    found = runner.model[0].convert(logits.to(dtype), mode, buffer)
+    assert found.dtype == torch.float32 and found.data_ptr() == buffer.data_ptr()
+    assert kept.whole(found) is found
+
+
+def test_ranks_gather_their_16_bit_logits(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_size=2))
+    runner, half = model_runner(), PADDED // 2
+    processor = runner.model[0]
+    processor.do_tensor_parallel_all_gather = True
+    processor._logits_gatherer = lambda shard: torch.cat((shard, logits[:, half:]), dim=1)
+    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
+    shard = processor.convert(logits[:, :half].contiguous(), ForwardMode.TARGET_VERIFY)
+    assert shard.dtype == torch.bfloat16
+    torch.testing.assert_close(kept.whole(shard), logits[:, :VOCAB].float(), rtol=0, atol=0, equal_nan=True)

@@ -144,6 +144,21 @@ def test_a_row_of_top_k_1_takes_the_first_of_its_largest_logits() -> None:
     assert (compare("seeded_tokens", *asked)[0] == 3).all()
 
 
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (40, 600), (12, 20_001)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_argmax(rows: int, vocab: int, dtype: torch.dtype) -> None:
+    """Of few values, so that most rows have ties, in one part of a row and across parts; padding is larger."""
+    drawn = (torch.randn(rows, vocab + 8, device=DEVICE) * 2).round().to(dtype)
+    drawn[:, vocab:] = torch.inf
+    logits = drawn[:, :vocab]
+    for row, special in enumerate((0.0, torch.inf, torch.nan, -torch.inf)[:rows]):
+        logits[row], at = (-1.0 if special == 0 else -torch.inf), ints(0, vocab, 3).sort().values
+        logits[row, at] = special
+        logits[row, at[0]] = -abs(special)  # equals 0.0, or any NaN; smaller than infinity
+    tokens = compare("argmax", logits, seen=lambda *_: ())[0]
+    assert torch.equal(tokens, logits.float().argmax(-1))  # SGLang's: the conversion keeps order and ties
+
+
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
 def test_repeat_rows(bs: int, width: int) -> None:
     temperatures, top_ps, min_ps = torch.rand(bs, 1, device=DEVICE), *torch.rand(2, bs, device=DEVICE)

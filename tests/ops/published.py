@@ -117,6 +117,7 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
+    ops.argmax(tensor(bs * width, vocab, dtype=torch.bfloat16))
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)

@@ -20,7 +20,7 @@ from sglang_dflash import states
 from sglang_dflash.ops import kernels
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts, view_rings
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
-from sglang_dflash.ops.kernels.model import convolve_block, norm_rope, walk_candidates
+from sglang_dflash.ops.kernels.model import argmax, convolve_block, norm_rope, walk_candidates
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
@@ -129,6 +129,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, DENSE, least=4),
     "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
     "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, TABLE, DENSE, TABLE, TABLE),
+    "part_largest_kernel": lambda: argmax(EVERY_OTHER[None]),
+    "first_largest_kernel": lambda: argmax(EVERY_OTHER[None]),
     "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
     "tile_stats_kernel": lambda: seeded_tokens(TABLE, EVERY_OTHER, None, DENSE, DENSE),
     "limits_kernel": lambda: seeded_tokens(TABLE, DENSE, (DENSE, EVERY_OTHER, DENSE), DENSE, DENSE),

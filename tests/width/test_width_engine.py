@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     Steps take the plugin's times, so that a busy machine decides nothing.
     """
     folder = tmp_path_factory.mktemp("adaptive")
-    switches = {"SGLANG_DFLASH_COPIES": "0", **with_plugin(folder, "times")}
+    switches = {"SGLANG_DFLASH_COPIES": "0", **with_plugin(folder, "times", "replays")}
     with dflash_server(PAIR, folder, "--speculative-adaptive", drafter="noisy", **switches) as server:
         yield server
         assert_nothing_leaked(server)
@@ -72,6 +73,13 @@ def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[floa
 def test_the_log_states_step_times_at_the_start(server: Server) -> None:
     assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 16\); ms per step", server.log)
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 5
+
+
+def test_the_costs_at_the_start_are_those_of_steps_that_replay_states(server: Server) -> None:
+    steps = map(json.loads, (server.folder / "replays.jsonl").read_text().splitlines())
+    measured = {(step["requests"], step["width"]) for step in steps if step["rid"].startswith("dummy")}
+    largest = width_info(server)["costs"]["batch_sizes"][-1]
+    assert measured >= {(1, 2), (1, 4), (1, 8), (1, 16), (largest, 16)}
 
 
 def test_the_start_states_how_long_its_parts_took(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels inside the drafter's forward: norm and RoPE, DFlash2's convolution and its walk."""
+"""Triton kernels inside the drafter's forward: norm and RoPE, DFlash2's convolution and its walk; also argmax."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sglang_dflash.ops.kernels import assert_dense
 # heads of 128 values: eight values per thread of one warp; more would spill registers
 _HEADS = 2
 _CHANNELS = 1024  # eight per thread
+_PART = 8 * _CHANNELS  # logits per program of argmax: eight 16-byte loads per thread
 
 
 @triton.jit(do_not_specialize=["positions", "tokens"])
@@ -151,3 +152,46 @@ def walk_candidates(candidates, unary, gates, anchors, predecessors, successors)
             TOP_K=top_k, RANK=rank, CHOICES=choices, LANES=lanes, num_warps=min(max(choices * lanes // 1024, 1), 16),
         )  # fmt: skip
     return tokens, leads
+
+
+@triton.jit
+def order_of(value):
+    """Return int32 numbers with the order of the values: zeros are equal, and NaN is the largest."""
+    bits = value.to(tl.int32, bitcast=True)
+    bits = tl.where(bits == -0x80000000, 0, bits)
+    return tl.where(value == value, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+
+
+@triton.jit
+def part_largest_kernel(logits, largest, vocab, row_stride, LANES: tl.constexpr, PART: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    most = tl.full((LANES,), float("-inf"), tl.float32)
+    for start in tl.static_range(0, PART, LANES):
+        token = part * PART + start + tl.arange(0, LANES)
+        value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
+        most = tl.maximum(most, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
+    tl.store(largest + row * tl.num_programs(1) + part, tl.max(order_of(most), axis=0))
+
+
+@triton.jit
+def first_largest_kernel(logits, largest, tokens, vocab, row_stride, parts, PART: tl.constexpr, PARTS: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
+    peak = tl.load(largest + row * parts + part, mask=part < parts, other=-0x80000000)
+    most = tl.max(peak, axis=0)
+    token = tl.min(tl.where(peak == most, part, PARTS), axis=0) * PART + tl.arange(0, PART)
+    value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    tl.store(tokens + row, tl.min(tl.where(order_of(value) == most, token, vocab), axis=0).to(tl.int64))
+
+
+def argmax(logits):
+    assert logits.stride(1) == 1, f"rows must be dense: {logits.stride()[1:]}"
+    (rows, vocab), stride = logits.shape, logits.stride(0)
+    part = min(_PART, max(_CHANNELS, triton.next_power_of_2(vocab)))
+    parts = triton.cdiv(vocab, part)
+    largest = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        part_largest_kernel[(rows, parts)](logits, largest, vocab, stride, LANES=_CHANNELS, PART=part, num_warps=4)
+        split = {"PART": part, "PARTS": triton.next_power_of_2(parts)}
+        first_largest_kernel[(rows,)](logits, largest, tokens, vocab, stride, parts, **split, num_warps=8)
+    return tokens

@@ -103,7 +103,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the index of each row's largest value, the first of equals: [rows, V] to int64 [rows]."""
+    """Return the index of each row's largest value (NaN above all), the first of equals: [rows, V] to int64 [rows]."""
     return logits.argmax(-1)
 
 

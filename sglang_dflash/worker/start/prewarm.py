@@ -37,6 +37,7 @@ from sglang_dflash.upstream.worker import (
     SamplingPrewarmResult,
     ScheduleBatch,
     assign_req_to_token_pool_func,
+    cast_to_float32_logits,
     get_bf16_gemm_backend,
     get_exec,
     get_parallel,
@@ -157,6 +158,8 @@ class FirstCalls:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
+        for rows in (logits[0], logits[0].repeat(16, 1)):
+            cast_to_float32_logits(rows.to(self._target.dtype), rows)
         value = logits[0, :, 0]
         for filters in (None, (row.int(), value, value)):
             seeded_tokens(logits[0], value[:, None] + 1, filters, row, row)

@@ -87,6 +87,15 @@ def states() -> None:
     _hook("AFTER", PREFILL, prefilled)
 
 
+def replays() -> None:
+    """``replays.jsonl``: the first request, the number of requests and the width of each step that replays states."""
+
+    def record(commit: Any, step: Any, *_: Any) -> None:
+        _write("replays.jsonl", rid=step.batch.reqs[0].rid, requests=len(step.batch.reqs), width=step.width)
+
+    _hook("BEFORE", "sglang_dflash.worker.commit.RecurrentCommit._commit_records", record)
+
+
 def rounds() -> None:
     """``rounds-<rank>.jsonl``: each step's width and the rank's own requests; checks each forward's arguments."""
 
