@@ -128,7 +128,8 @@ _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
 REPLAY = {SWITCH: "1"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
-_STATES_REPLAYED = tuple(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
+_CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
+_STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
@@ -181,7 +182,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         environment={"SGLANG_TEST_RETRACT": "1"},
         same_blocks=False,
     ),
-    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY)),
+    Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, _BOUNDARY, _CONVOLVED)),
     Scenario(
         "hybrid: prefix hits, states across track boundaries (extra_buffer)",
         HYBRID,
@@ -261,7 +262,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"exact: bfloat16, deterministic, states {name}",
             HYBRID,
             requests,
-            (_STEPPED, "replays: target 2", *met),
+            (_STEPPED, _CONVOLVED, "replays: target 2", *met),
             width=4,
             graphs=(2,),
             options={**EXACT, **options},
