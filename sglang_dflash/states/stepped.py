@@ -34,7 +34,6 @@ def step_verify(
     width: int,
     scale: float,
     keep: _Keep | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Run ``width`` tokens of every request, as ``reference.gdn_verify`` does; the states do not change.
 
@@ -53,8 +52,7 @@ def step_verify(
         _advance(mixed[t], a[t], b[t], A_log, dt_bias, scratch, rows, scale=scale, out=outputs[t])
         if keep is not None:
             keep(t, scratch[1:])
-    result = outputs.transpose(0, 1).reshape(bs * width, HV, V)
-    return result if out is None else out.copy_(result)
+    return outputs.transpose(0, 1).reshape(bs * width, HV, V)
 
 
 def record(records: Records, rows: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, *, width: int) -> None:

@@ -128,7 +128,8 @@ _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
 KEPT = {SWITCH: "0"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
-_STATES_REPLAYED = tuple(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit"))
+_CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
+_STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
 _WIDTHS = Path(__file__).with_name("widths.json")
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
@@ -187,7 +188,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"hybrid: states kept, prefix hits, states across track boundaries (extra_buffer){name}",
             HYBRID,
             (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-            (_BOUNDARY, "events: cached tokens", *met),
+            (_BOUNDARY, _CONVOLVED, "events: cached tokens", *met),
             environment=KEPT,
             options={**_SNAPSHOTS, **options},
         )
@@ -262,7 +263,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"exact: bfloat16, deterministic, states {name}",
             HYBRID,
             requests,
-            (_STEPPED, "replays: target 2", *met),
+            (_STEPPED, _CONVOLVED, "replays: target 2", *met),
             width=4,
             graphs=(2,),
             options={**EXACT, **options},
