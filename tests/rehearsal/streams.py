@@ -20,11 +20,13 @@ and parts of one tensor, because a tensor is one memory: a race of two rows is r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import re
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -34,6 +36,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.plugin.dflash_test_plugin.host_waits import EachOperator, waits
+from tests.rehearsal.refusals import Refused, is_refused, refusal
 
 Clock = dict[int, int]
 _ids = itertools.count()
@@ -100,6 +103,9 @@ class Event:
         self.synchronize()  # the host may act on it
         return True
 
+    def elapsed_time(self, end: Event) -> float:
+        return 0.0
+
 
 HOST, DEFAULT = Stream(name="host"), Stream(name="default")
 _current = DEFAULT
@@ -138,7 +144,11 @@ _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
 STAND_INS = "sglang_dflash_cpu/"
-_NO_CALLERS = re.compile("/torch/|/triton/|/tests/rehearsal/|/host_waits.py|/contextlib.py|/plugins/hook_registry.py")
+_IS_CPU = Tensor.is_cpu
+# Code that asks a tensor whether it is the host's, and is answered as on a GPU.
+_GPU_BRANCHES = re.compile(r"/sglang_dflash/worker/|/sglang/srt/utils/common.py")
+_IN_PLACE = re.compile(r"[a-z].*[a-z0-9]_|__i[a-z]+__|__setitem__")
+_NO_CALLERS = re.compile("/torch/|/triton/|/tests/rehearsal/(?!test_)|/host_waits.py|/contextlib.py|/plugins/hook_registry.py")
 _OUTSIDE_OF_PACKAGE = re.compile(r".*/(?=(sglang_dflash_cpu|sglang_dflash|sglang|tests)/)")
 
 
@@ -164,13 +174,20 @@ class Memory:
     reads: dict[int, Access] = field(default_factory=dict)
     used: dict[int, Access] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
+    pinned: bool = False
 
 
 class Watch:
-    """What was found: ``races`` by description, and the ``operators`` that were watched."""
+    """What was found: ``races`` by description, ``refused`` by place, and the ``operators`` that were watched.
 
-    def __init__(self) -> None:
-        self.races = set[str]()
+    With ``raises`` the first ends the process, where it is found. ``each_operator``: whether :class:`Operators` watches
+    too. Without it the order of accesses is known of memory on the host, at every call; what is not known is the
+    device's.
+    """
+
+    def __init__(self, *, each_operator: bool = True, raises: bool = False) -> None:
+        self.races, self.refused = set[str](), set[str]()
+        self.each_operator, self.raises = each_operator, raises
         self.operators = 0
         self.born_on_host = False  # where the running call's new tensors live
         self.copies_async = False  # whether a copy between host and device that it makes lets the host go on
@@ -187,12 +204,40 @@ class Watch:
 
     def from_numpy(self, array: Any) -> Tensor:
         """``torch.from_numpy``, which a function mode does not see: a host tensor, unless a stand-in makes it."""
-        self.born_on_host = not _stands_in(sys._getframe(1))
         with torch._C.DisableTorchFunction():
-            return _from_numpy(array)
+            self.born_on_host = not _stands_in(sys._getframe(1))
+            tensor = _from_numpy(array)
+            if self.born_on_host:
+                self.of(tensor, HOST)
+        return tensor
 
     def on_host(self, tensor: Tensor) -> bool:
-        return self.of(tensor).owner is HOST
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        return memory is not None and memory.owner is HOST
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.on_host(tensor) and self.of(tensor).pinned
+
+    def pin(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        """``tensor.pin_memory()``, a copy."""
+        place = place_of_caller()
+        if not self.on_host(tensor):
+            self.refuse("pin", "pin_memory: only dense CPU tensors can be pinned", place)
+        with torch._C.DisableTorchFunction():
+            pinned = tensor.clone()
+        self.of(pinned, HOST).pinned = True
+        return pinned
+
+    def refuse(self, kind: str, what: str, place: str) -> None:
+        if is_refused(kind, place):
+            self._found(self.refused, f"{kind}: {place}: {what}")
+
+    def _found(self, kind: set[str], text: str) -> None:
+        if text not in kind:
+            print("DFLASH refused", text, file=sys.stderr, flush=True)
+        kind.add(text)
+        if self.raises:
+            raise Refused(text)
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
         """``tensor.record_stream(stream)``."""
@@ -202,7 +247,12 @@ class Watch:
         """A copy by the current stream, for which the host does not wait."""
         self.born_on_host = self.copies_async = True
         with torch._C.DisableTorchFunction():
-            return tensor.clone()
+            host = tensor.clone()
+            if not self.each_operator:
+                self.operator("copy", [tensor], [], [host], waits=False)
+            self.of(host, HOST).pinned = True
+        self.copies_async = False
+        return host
 
     def operator(
         self, name: str, reads: list[Tensor], writes: list[Tensor], fresh: list[Tensor], *, waits: bool
@@ -226,6 +276,20 @@ class Watch:
         mixed = stream is not HOST and any(tensor.dim() for tensor in host)
         if (mixed and not self.copies_async) or (waits and stream is not HOST):
             self.host_waits(stream, place)
+
+    def call(self, name: str, given: list[Tensor], out: Any, results: list[Tensor]) -> None:
+        """A call, of which operators are not watched one by one, if it touches memory on the host."""
+        if not self.born_on_host and not any(map(self.on_host, given)):
+            return
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
+        writes = [*given[:1]] if _IN_PLACE.fullmatch(name) else tensors_in(out)
+        if results and not fresh and not writes:  # a view
+            return
+        written = {tensor.untyped_storage()._cdata for tensor in writes}
+        reads = [tensor for tensor in given if tensor.untyped_storage()._cdata not in written]
+        reads = [] if _METADATA_ONLY.match(f"aten::{name}") else reads
+        self.operator(name, reads, writes, fresh, waits=False)
 
     def host_reads(self, tensor: Tensor, *, waits: bool) -> None:
         """``tolist`` and ``numpy``: of the device, after a copy that the host waits for."""
@@ -252,7 +316,7 @@ class Watch:
 
     def _check(self, earlier: Access | None, access: Access) -> None:
         if earlier is not None and not earlier.before(access.stream.seen):
-            self.races.add(f"{earlier} and {access} in any order")
+            self._found(self.races, f"{earlier} and {access} in any order")
 
     def _free(self, key: int) -> None:
         memory = self._memory.pop(key)
@@ -265,7 +329,27 @@ class Watch:
         join(owner.seen, HOST.seen)
         for access in self._freed.pop(owner.id, ()):
             if not access.before(owner.seen):
-                self.races.add(f"{access} may use what [{owner.name}] has been given again")
+                self._found(self.races, f"{access} may use what [{owner.name}] has been given again")
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Watch what this thread does with tensors, with pinned memory and ``record_stream`` as on a GPU."""
+    patched = {(torch, "from_numpy"): watch.from_numpy, (Tensor, "pin_memory"): _method(watch.pin)}
+    patched[Tensor, "record_stream"] = _method(watch.keep)
+    before = {place: getattr(*place) for place in patched}
+    with contextlib.ExitStack() as modes:
+        for (owner, name), function in patched.items():
+            setattr(owner, name, function)
+            modes.callback(setattr, owner, name, before[owner, name])
+        if watch.each_operator:
+            modes.enter_context(Operators(watch))
+        modes.enter_context(Calls(watch))
+        yield
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tensor, *args, **options: function(tensor, *args, **options)
 
 
 class Operators(EachOperator):
@@ -296,16 +380,17 @@ class Operators(EachOperator):
 
 
 class Calls(TorchFunctionMode):
-    """Knows of every call where its new tensors live, and makes the copies that a GPU would make."""
+    """Knows of every call where its tensors live, makes the copies that a GPU would make, and refuses what CUDA does."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, watch = kwargs or {}, self._watch
-        if getattr(func, "__name__", "") == "__get__":
-            return func(*args, **kwargs)
+        kwargs, watch = dict(kwargs or {}), self._watch
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__"):
+            return self._attribute(func, args)
         given = tensors_in((args, kwargs))
         moves = func in (Tensor.to, Tensor.cpu)
         target = _target(func, args, kwargs)
@@ -314,7 +399,15 @@ class Calls(TorchFunctionMode):
         caller = sys._getframe(1)
         if _stands_in(caller):
             watch.born_on_host = False
-        watch.copies_async = bool(kwargs.get("non_blocking")) or caller.f_code.co_name == "async_h2d"
+        else:
+            kind, what = refusal(watch, func, args, kwargs, given, target)
+            if kind:
+                watch.refuse(kind, what, place_of_caller())
+        pinned = bool(kwargs.get("pin_memory"))
+        if pinned:
+            kwargs["pin_memory"] = False  # there is no device to pin it for
+        born_on_host = watch.born_on_host
+        watch.copies_async = bool(kwargs.get("non_blocking"))
         if func in _READ_BY_HOST:
             # No device gives numpy its memory: on a CPU, it is how a kernel is stood in for.
             watch.host_reads(given[0], waits=func is not Tensor.numpy)
@@ -322,8 +415,18 @@ class Calls(TorchFunctionMode):
         if moves and target is not None and target != watch.on_host(given[0]):
             same = result.untyped_storage()._cdata == given[0].untyped_storage()._cdata
             result = result.clone() if same else result
+        watch.born_on_host = born_on_host
+        if not watch.each_operator and func not in _READ_BY_HOST:
+            watch.call(name, given, kwargs.get("out"), tensors_in(result))
+        for tensor in tensors_in(result) if pinned else ():
+            watch.of(tensor, HOST).pinned = True
         watch.copies_async = False
         return result
+
+    def _attribute(self, func: Any, args: Any) -> Any:
+        if func.__self__ is _IS_CPU and _GPU_BRANCHES.search(sys._getframe(2).f_code.co_filename):
+            return self._watch.on_host(args[0])
+        return func(*args)
 
 
 def _target(func: Any, args: Any, kwargs: Any) -> bool | None:
@@ -342,8 +445,12 @@ def _stands_in(frame: FrameType) -> bool:
 
 def _says_cpu(frame: FrameType) -> bool:
     """Whether the call is written with the word "cpu": a variable that holds it means the device."""
-    first, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    text = "".join(linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last or 1])
+    first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    lines = linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last or 1]
+    if lines and None not in (start, end):
+        lines[-1] = lines[-1].encode()[:end].decode()
+        lines[0] = lines[0].encode()[start:].decode()
+    text = "".join(lines)
     return '"cpu"' in text or "'cpu'" in text
 
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from dflash_test_plugin.probe import FOLDER, _hook
-from tests.rehearsal.streams import HOST, Calls, Event, Operators, Watch, current_stream, install
+from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, watching
 
+RECORDS = "SGLANG_DFLASH_TEST_REFUSALS_RECORDED"  # any value: log them, and go on
 WATCH = Watch()
+_active = False
 _found: dict[str, dict[str, Any]] = {}
 
 
@@ -29,31 +31,41 @@ def planted() -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
+def refusals() -> None:
+    """Run the scheduler on ``torch.cpu`` with emulated streams; what CUDA refuses ends the server."""
+    WATCH.each_operator, WATCH.raises = False, os.environ.get(RECORDS) is None
+    _watch()
+
+
 def streams() -> None:
-    """Run the scheduler on ``torch.cpu`` with emulated streams, and plant faults."""
+    """Record races and refusals instead, of every operator, and plant faults."""
     os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
-    install()
+    _watch()
     wait = Event.wait
     Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
-    sglang, ours = "sglang.srt.", "sglang_dflash.worker."
-    _hook("AROUND", sglang + "managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
-    _hook("AFTER", sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
-    _hook("REPLACE", sglang + "utils.common.async_d2h", async_d2h)
-    _hook("REPLACE", sglang + "speculative.spec_utils.record_stream_each", record_stream_each)
-    _hook("AROUND", ours + "accept.Accept.before_verify", before_verify)
-    _hook("AFTER", ours + "forwards.Inject.inject", read_shared_table)
-    _hook("AFTER", ours + "worker.DFlashWorker._decode", note)
+    _hook("AFTER", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
+    _hook("AFTER", "sglang_dflash.worker.forwards.Inject.inject", read_shared_table)
+    _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker._decode", note)
+
+
+def _watch() -> None:
+    install()
+    _hook("AROUND", "sglang.srt.managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
+    _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
+    _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
+    _hook("REPLACE", "sglang_dflash_cpu.platform.DFlashCpuPlatform.is_pin_memory_available", lambda *_: _active)
+    _hook("AROUND", "sglang_dflash.worker.accept.Accept.before_verify", before_verify)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
     """Around ``Scheduler.run_event_loop``."""
+    global _active
     for name in ("schedule", "forward", "copy"):
         getattr(scheduler, f"{name}_stream").name = name
-    torch.from_numpy = WATCH.from_numpy
-    Tensor.record_stream = lambda tensor, stream: WATCH.keep(tensor, stream)
     for tensor in made_on_host(scheduler):
         WATCH.of(tensor, HOST)
-    with Operators(WATCH), Calls(WATCH):
+    _active = True
+    with watching(WATCH):
         original(scheduler)
 
 
@@ -71,11 +83,12 @@ def made_on_host(scheduler: Any) -> Iterator[Tensor]:
 
 def note(*_: Any) -> None:
     """After each decode step."""
-    phase = _found.setdefault(planted(), {"races": [], "operators": 0, "steps": 0})
+    phase = _found.setdefault(planted(), {"races": [], "refused": [], "operators": 0, "steps": 0})
     phase["races"] += WATCH.races
+    phase["refused"] += WATCH.refused
     phase["operators"] += WATCH.operators
     phase["steps"] += 1
-    WATCH.races, WATCH.operators = set(), 0
+    WATCH.races, WATCH.refused, WATCH.operators = set(), set(), 0
     partial = FOLDER / "streams.json.part"
     partial.write_text(json.dumps(_found))
     partial.rename(FOLDER / "streams.json")
