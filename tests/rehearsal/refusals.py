@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-OURS = "sglang_dflash/"
+OURS, PLANTED = "sglang_dflash/", "tests/plugin/dflash_test_plugin/faults.py"
 # Where this package may wait for the device: "file function" of the calling line, and why.
 MAY_WAIT: dict[str, str] = {
     "worker/processors.py apply": "custom processors run on the host",
@@ -93,7 +93,10 @@ def _of_copy(
     host = given[0] if name != "copy_" or destination else given[-1]
     fresh = name != "copy_" and destination  # PyTorch pins it
     if not fresh and not watch.is_pinned(host):
-        return "pageable", f"{name} with non_blocking copies {'to' if destination else 'from'} memory that is not pinned"
+        return (
+            "pageable",
+            f"{name} with non_blocking copies {'to' if destination else 'from'} memory that is not pinned",
+        )
     return "", ""
 
 
@@ -124,8 +127,8 @@ def is_refused(kind: str, place: str) -> bool:
     """Whether what CUDA does at a place, ``file:line function``, ends a test."""
     file, _, function = place.rpartition(" ")
     where = f"{file.rpartition(':')[0]} {function}"
-    if where.startswith("tests/plugin/"):
+    if where.startswith("tests/plugin/") and not where.startswith(PLANTED):
         return False
     if kind in _ERRORS:
         return where not in NOT_ON_A_GPU
-    return where.startswith(OURS) and where.removeprefix(OURS) not in MAY_WAIT
+    return where.startswith((OURS, PLANTED)) and where.removeprefix(OURS) not in MAY_WAIT

@@ -40,6 +40,7 @@ from tests.rehearsal.refusals import Refused, is_refused, refusal
 
 Clock = dict[int, int]
 _ids = itertools.count()
+_streams = weakref.WeakSet[Any]()
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -53,6 +54,7 @@ class Stream:
     def __init__(self, *args: Any, name: str = "stream", **options: Any) -> None:
         self.id, self.name = next(_ids), name
         self.seen: Clock = {}
+        _streams.add(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "synchronize":  # SGLang makes it a no-op where the device is a CPU
@@ -131,11 +133,17 @@ class StreamContext:
         _current = self._outer.pop()
 
 
+def synchronize(device: Any = None) -> None:
+    """In place of ``torch.cuda.synchronize``."""
+    for stream in [*_streams]:
+        join(HOST.seen, stream.seen)
+
+
 def install() -> None:
     """``torch.cpu`` has streams and events from now on."""
     for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext)):
         setattr(torch.cpu, name, value)
-    torch.cpu.stream, torch.cpu.current_stream = StreamContext, current_stream
+    torch.cpu.stream, torch.cpu.current_stream, torch.cpu.synchronize = StreamContext, current_stream, synchronize
 
 
 _from_numpy = torch.from_numpy
@@ -148,7 +156,9 @@ _IS_CPU = Tensor.is_cpu
 # Code that asks a tensor whether it is the host's, and is answered as on a GPU.
 _GPU_BRANCHES = re.compile(r"/sglang_dflash/worker/|/sglang/srt/utils/common.py")
 _IN_PLACE = re.compile(r"[a-z].*[a-z0-9]_|__i[a-z]+__|__setitem__")
-_NO_CALLERS = re.compile("/torch/|/triton/|/tests/rehearsal/(?!test_)|/host_waits.py|/contextlib.py|/plugins/hook_registry.py")
+_NO_CALLERS = re.compile(
+    "/torch/|/triton/|/tests/rehearsal/(?!test_)|/host_waits.py|/contextlib.py|/plugins/hook_registry.py"
+)
 _OUTSIDE_OF_PACKAGE = re.compile(r".*/(?=(sglang_dflash_cpu|sglang_dflash|sglang|tests)/)")
 
 
@@ -227,6 +237,11 @@ class Watch:
             pinned = tensor.clone()
         self.of(pinned, HOST).pinned = True
         return pinned
+
+    def launch(self, kernel: str, tensors: list[Tensor]) -> None:
+        """A kernel of Triton."""
+        if any(map(self.on_host, tensors)):
+            self.refuse("operands", f"{kernel}: cannot access a pointer (cpu tensor?)", place_of_caller())
 
     def refuse(self, kind: str, what: str, place: str) -> None:
         if is_refused(kind, place):
@@ -316,7 +331,7 @@ class Watch:
 
     def _check(self, earlier: Access | None, access: Access) -> None:
         if earlier is not None and not earlier.before(access.stream.seen):
-            self._found(self.races, f"{earlier} and {access} in any order")
+            self._found(self.races, f"order: {earlier} and {access} in any order")
 
     def _free(self, key: int) -> None:
         memory = self._memory.pop(key)
@@ -329,7 +344,15 @@ class Watch:
         join(owner.seen, HOST.seen)
         for access in self._freed.pop(owner.id, ()):
             if not access.before(owner.seen):
-                self._found(self.races, f"{access} may use what [{owner.name}] has been given again")
+                self._found(self.races, f"order: {access} may use what [{owner.name}] has been given again")
+
+
+_watching: list[Watch] = []
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the watch that runs, if one does, has the tensor on the host."""
+    return bool(_watching) and _watching[-1].on_host(tensor)
 
 
 @contextlib.contextmanager
@@ -345,6 +368,8 @@ def watching(watch: Watch) -> Iterator[None]:
         if watch.each_operator:
             modes.enter_context(Operators(watch))
         modes.enter_context(Calls(watch))
+        _watching.append(watch)
+        modes.callback(_watching.pop)
         yield
 
 
@@ -380,7 +405,7 @@ class Operators(EachOperator):
 
 
 class Calls(TorchFunctionMode):
-    """Knows of every call where its tensors live, makes the copies that a GPU would make, and refuses what CUDA does."""
+    """Knows of every call where its tensors live, makes the copies that a GPU makes, and refuses what CUDA refuses."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()

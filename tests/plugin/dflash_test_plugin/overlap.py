@@ -1,9 +1,10 @@
-"""Mode ``streams``: the scheduler's event loop on emulated streams, with races planted on demand.
+"""The scheduler's event loop on emulated streams: mode ``refusals`` ends the server where CUDA refuses a call, or where
+the host reads a copy before its event; mode ``streams`` records that and every race, with faults planted on demand.
 
 The loop runs as on CUDA, with SGLang's write-after-read barrier, and finer than the CPU platform alone would have it:
 what the scheduler waits for before it writes shared tables is the end of the target's forward, as with a CUDA graph,
-not the end of the step. ``streams.json`` in the probe's folder holds the races for each fault that the file ``plant``
-names (and for "" without one).
+not the end of the step. ``streams.json`` in the probe's folder holds what is found for each fault that the file
+``plant`` names (and for "" without one).
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dflash_test_plugin.faults import FAULTS
 from dflash_test_plugin.probe import FOLDER, _hook
 from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, watching
 
 RECORDS = "SGLANG_DFLASH_TEST_REFUSALS_RECORDED"  # any value: log them, and go on
+REFUSED = "refused"  # the name of all ``faults``
 WATCH = Watch()
 _active = False
 _found: dict[str, dict[str, Any]] = {}
@@ -34,6 +37,8 @@ def planted() -> str:
 def refusals() -> None:
     """Run the scheduler on ``torch.cpu`` with emulated streams; what CUDA refuses ends the server."""
     WATCH.each_operator, WATCH.raises = False, os.environ.get(RECORDS) is None
+    if os.environ.get("TRITON_INTERPRET"):  # a rehearsal
+        import_module("tests.rehearsal.interpreter").argument_checks.append(WATCH.launch)
     _watch()
 
 
@@ -44,7 +49,7 @@ def streams() -> None:
     wait = Event.wait
     Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
     _hook("AFTER", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
-    _hook("AFTER", "sglang_dflash.worker.forwards.Inject.inject", read_shared_table)
+    _hook("AFTER", "sglang_dflash.worker.forwards.Inject.inject", plant)
     _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker._decode", note)
 
 
@@ -125,7 +130,11 @@ def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-def read_shared_table(_: None, stage: Any, step: Any) -> None:
-    """A fault: the table is read after the event for which the scheduler waits before it writes."""
+def plant(_: None, stage: Any, step: Any) -> None:
+    """Faults: the table is read after the event for which the scheduler waits before it writes; what CUDA refuses."""
+    batch = step.batch
     if planted() == "shared table after its event":
-        step.batch.req_to_token_pool.req_to_token[step.batch.req_pool_indices]
+        batch.req_to_token_pool.req_to_token[batch.req_pool_indices]
+    elif planted() == REFUSED:
+        for _, fault in FAULTS.values():
+            fault(step.accepted.new_seq_lens, batch.req_pool_indices_cpu, batch.device)
