@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 OURS, PLANTED = "sglang_dflash/", "tests/plugin/dflash_test_plugin/faults.py"
+START = "worker/start/"  # may wait
 # Where this package may wait for the device: "file function" of the calling line, and why.
 MAY_WAIT: dict[str, str] = {
     "worker/processors.py apply": "custom processors run on the host",
     "worker/processors.py wait": "reads a copy after its event",
     "ops/reference/model.py _constant": "once per value",
+    "worker/copies.py __init__": "at the start",
+    "worker/worker.py _build": "at the start",
 }
 # What a GPU does not run, or not on such tensors: "file function".
 NOT_ON_A_GPU: dict[str, str] = {
@@ -30,7 +33,7 @@ NOT_ON_A_GPU: dict[str, str] = {
 }
 
 _ERRORS = {"pin", "operands", "numpy"}
-_READS = re.compile(r"tolist|item|__(bool|int|float|index|contains|len)__|equal|allclose|is_nonzero")
+_READS = re.compile(r"tolist|item|__(bool|int|float|index|contains)__|equal|allclose|is_nonzero")
 _SHAPES = re.compile(r"nonzero|argwhere|unique(_consecutive)?|masked_select|bincount")
 _INDEXING = {"__getitem__", "__setitem__", "index_put", "index_put_"}
 # A copy may have its tensors on both sides; these read no values.
@@ -67,7 +70,7 @@ def refusal(watch: Any, func: Any, args: Any, kwargs: Any, given: list[Tensor], 
         return "", ""
     if any(host and tensor.dim() for host, tensor in zip(on_host, given, strict=True)):
         return "operands", f"{name}: expected all tensors to be on the same device"
-    if _READS.fullmatch(name) and name != "__len__":
+    if _READS.fullmatch(name):
         return "read", f"{name} reads the device's memory and waits"
     if func in (torch.tensor, torch.as_tensor, torch.asarray):
         return "read", f"{name} reads the device's numbers and waits"
@@ -131,4 +134,6 @@ def is_refused(kind: str, place: str) -> bool:
         return False
     if kind in _ERRORS:
         return where not in NOT_ON_A_GPU
-    return where.startswith((OURS, PLANTED)) and where.removeprefix(OURS) not in MAY_WAIT
+    if not where.startswith((OURS, PLANTED)) or where.startswith(OURS + START):
+        return False
+    return where.removeprefix(OURS) not in MAY_WAIT

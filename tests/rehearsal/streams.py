@@ -148,6 +148,11 @@ def install() -> None:
 
 _from_numpy = torch.from_numpy
 _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
+# Calls that touch no memory.
+_ABOUT_A_TENSOR = {
+    *("untyped_storage", "data_ptr", "size", "stride", "dim", "numel", "storage_offset", "element_size", "__len__"),
+    *("is_contiguous", "is_floating_point", "get_device", "nelement"),
+}
 # These need no operator that could be seen.
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
@@ -412,8 +417,10 @@ class Calls(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, watch = dict(kwargs or {}), self._watch
         name = getattr(func, "__name__", "")
+        if name in _ABOUT_A_TENSOR:
+            return func(*args, **(kwargs or {}))
+        kwargs, watch = dict(kwargs or {}), self._watch
         if name in ("__get__", "__set__"):
             return self._attribute(func, args)
         given = tensors_in((args, kwargs))

@@ -227,7 +227,7 @@ def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
 def with_refusals(environment: dict[str, str]) -> dict[str, str]:
     """Return the environment of a server that ends where CUDA would refuse what it does."""
     modes = environment.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")
-    if "streams" in modes:
+    if not {"streams", "refusals"}.isdisjoint(modes):
         return environment
     path = [path_with("plugin", ".."), environment.get("PYTHONPATH", "")]
     return {

@@ -56,27 +56,39 @@ def streams() -> None:
 def _watch() -> None:
     install()
     _hook("AROUND", "sglang.srt.managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
+    worker = "sglang_dflash.worker."
+    for start in ("worker.DFlashWorker._build", "start.prewarm.FirstCalls.run"):
+        _hook("AROUND", worker + start, watch_start)
     _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
     _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
     _hook("REPLACE", "sglang_dflash_cpu.platform.DFlashCpuPlatform.is_pin_memory_available", lambda *_: _active)
-    _hook("AROUND", "sglang_dflash.worker.accept.Accept.before_verify", before_verify)
+    _hook("AROUND", worker + "accept.Accept.before_verify", before_verify)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
     """Around ``Scheduler.run_event_loop``."""
-    global _active
     for name in ("schedule", "forward", "copy"):
         getattr(scheduler, f"{name}_stream").name = name
-    for tensor in made_on_host(scheduler):
+    WATCH.of(scheduler.req_to_token_pool.req_generation, HOST)
+    watch_start(original, scheduler)
+
+
+def watch_start(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Around what starts the worker, too."""
+    global _active
+    if _active:
+        return original(*args, **options)
+    for tensor in made_on_host():
         WATCH.of(tensor, HOST)
     _active = True
     with watching(WATCH):
-        original(scheduler)
+        result = original(*args, **options)
+    _active = False
+    return result
 
 
-def made_on_host(scheduler: Any) -> Iterator[Tensor]:
-    """The host's tensors that were made before the loop began."""
-    yield scheduler.req_to_token_pool.req_generation
+def made_on_host() -> Iterator[Tensor]:
+    """The host's tensors that were made while nothing was watched."""
     for owner in gc.get_objects():
         if type(owner).__name__ == "CudaGraphBufferRegistry":  # it serves eager forwards too
             yield from (
