@@ -238,6 +238,7 @@ class Watch:
         place = place_of_caller()
         if not self.on_host(tensor):
             self.refuse("pin", "pin_memory: only dense CPU tensors can be pinned", place)
+        self.born_on_host = True
         with torch._C.DisableTorchFunction():
             pinned = tensor.clone()
         self.of(pinned, HOST).pinned = True
@@ -280,7 +281,7 @@ class Watch:
         """An operator, on the current stream if it touches the device. ``fresh`` tensors are allocated by it."""
         for tensor in fresh:
             self.of(tensor, HOST if self.born_on_host else current_stream())
-        if fresh and not self.born_on_host:
+        if fresh and not self.born_on_host and self.each_operator:
             self._hand_out_again(current_stream())
         touched = [*reads, *writes, *fresh]
         host = [tensor for tensor in touched if self.on_host(tensor)]
@@ -340,7 +341,7 @@ class Watch:
 
     def _free(self, key: int) -> None:
         memory = self._memory.pop(key)
-        if memory.owner is not HOST:  # PyTorch keeps pinned memory until its copies are done
+        if memory.owner is not HOST and self.each_operator:  # PyTorch keeps pinned memory until its copies are done
             kept = {memory.owner.id, *memory.kept}
             pending = [access for stream, access in memory.used.items() if stream not in kept]
             self._freed.setdefault(memory.owner.id, []).extend(pending)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from sglang.srt.utils import common
 
+from sglang_dflash.worker import hidden
 from tests.plugin.dflash_test_plugin.faults import FAULTS
 from tests.rehearsal import streams
 from tests.rehearsal.refusals import Refused
@@ -75,3 +77,16 @@ def test_slots_are_reserved_from_what_can_be_pinned(watched: Watch) -> None:
     """A pool that is long, and one that is short (``_reserve_less``)."""
     assert decode(OneRequest(page=1), [(4, 4)] * 8).allocations
     assert decode(OneRequest(page=1, slots=40), [(4, 4)] * 8).allocations
+
+
+def test_last_hidden_states_are_chosen_without_a_wait(watched: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = SimpleNamespace(return_hidden_states_mode="last")
+    monkeypatch.setattr(hidden, "get_exec", lambda: SimpleNamespace(features=features))
+    prefill = SimpleNamespace(is_extend=lambda: True)
+    batch = SimpleNamespace(return_hidden_states=True, reqs=[], extend_lens=[2, 3], forward_mode=prefill)
+    states = torch.arange(10.0, device=CUDA).view(5, 2)
+    chosen = hidden.for_clients(batch, SimpleNamespace(hidden_states=states, last_hidden_states=states))
+    assert chosen is not None
+    on_host = chosen.to("cpu", non_blocking=True)
+    current_stream().synchronize()
+    assert on_host.tolist() == [[2, 3], [8, 9]]
