@@ -44,10 +44,13 @@ class Refused(RuntimeError):
     """CUDA raises here, or makes the host wait."""
 
 
-def refusal(watch: Any, func: Any, args: Any, kwargs: Any, given: list[Tensor], target: bool | None) -> tuple[str, str]:
+def refusal(
+    watch: Any, func: Any, args: Any, kwargs: Any, given: list[Tensor], on_host: list[bool], target: bool | None
+) -> tuple[str, str]:
     """Return the kind of what CUDA refuses in a call, and what it would do; two empty strings if nothing.
 
-    ``given`` are the call's tensors; ``target`` is True if the call asks for the host's memory, False for the device's.
+    ``given`` are the call's tensors, and ``on_host`` says which of them are the host's. ``target`` is True if the call asks
+    for the host's memory, False if for the device's.
     """
     name = getattr(func, "__name__", "")
     if kwargs.get("pin_memory"):
@@ -59,7 +62,6 @@ def refusal(watch: Any, func: Any, args: Any, kwargs: Any, given: list[Tensor], 
     if not given:
         waits = func in (torch.tensor, torch.as_tensor, torch.asarray) and target is False
         return ("copy", f"{name} copies to the device and waits") if waits else ("", "")
-    on_host = [watch.on_host(tensor) for tensor in given]
     if name in ("numpy", "__array__"):
         return ("", "") if on_host[0] else ("numpy", "can't convert cuda tensor to numpy")
     if name in ("copy_", "to", "cpu"):

@@ -299,9 +299,7 @@ class Watch:
             self.host_waits(stream, place)
 
     def call(self, name: str, given: list[Tensor], out: Any, results: list[Tensor]) -> None:
-        """A call, of which operators are not watched one by one, if it touches memory on the host."""
-        if not self.born_on_host and not any(map(self.on_host, given)):
-            return
+        """A call that touches memory on the host, of which operators are not watched one by one."""
         known = {tensor.untyped_storage()._cdata for tensor in given}
         fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
         writes = [*given[:1]] if _IN_PLACE.fullmatch(name) else tensors_in(out)
@@ -427,13 +425,13 @@ class Calls(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         moves = func in (Tensor.to, Tensor.cpu)
         target = _target(func, args, kwargs)
-        host_only = all(watch.on_host(tensor) for tensor in given)
-        watch.born_on_host = host_only if target is None else target
+        on_host = [watch.on_host(tensor) for tensor in given]
+        watch.born_on_host = all(on_host) if target is None else target
         caller = sys._getframe(1)
         if _stands_in(caller):
             watch.born_on_host = False
         else:
-            kind, what = refusal(watch, func, args, kwargs, given, target)
+            kind, what = refusal(watch, func, args, kwargs, given, on_host, target)
             if kind:
                 watch.refuse(kind, what, place_of_caller())
         pinned = bool(kwargs.get("pin_memory"))
@@ -445,11 +443,12 @@ class Calls(TorchFunctionMode):
             # No device gives numpy its memory: on a CPU, it is how a kernel is stood in for.
             watch.host_reads(given[0], waits=func is not Tensor.numpy)
         result = func(*args, **kwargs)
-        if moves and target is not None and target != watch.on_host(given[0]):
+        if moves and target is not None and target != on_host[0]:
             same = result.untyped_storage()._cdata == given[0].untyped_storage()._cdata
             result = result.clone() if same else result
         watch.born_on_host = born_on_host
-        if not watch.each_operator and func not in _READ_BY_HOST:
+        touches_host = born_on_host or any(on_host)
+        if touches_host and not watch.each_operator and func not in _READ_BY_HOST:
             watch.call(name, given, kwargs.get("out"), tensors_in(result))
         for tensor in tensors_in(result) if pinned else ():
             watch.of(tensor, HOST).pinned = True
