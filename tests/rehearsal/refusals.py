@@ -49,7 +49,7 @@ def refusal(
 ) -> tuple[str, str]:
     """Return the kind of what CUDA refuses in a call, and what it would do; two empty strings if nothing.
 
-    ``given`` are the call's tensors, and ``on_host`` says which of them are the host's. ``target`` is True if the call asks
+    ``given`` are the call's tensors; ``on_host`` says which are the host's. ``target`` is True if the call asks
     for the host's memory, False if for the device's.
     """
     name = getattr(func, "__name__", "")
