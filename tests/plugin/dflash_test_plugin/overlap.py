@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dflash_test_plugin.faults import FAULTS
 from dflash_test_plugin.probe import FOLDER, _hook
-from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, watching
+from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, synchronize, watching
 
 RECORDS = "SGLANG_DFLASH_TEST_REFUSALS_RECORDED"  # any value: log them, and go on
 REFUSED = "refused"  # the name of all ``faults``
@@ -70,6 +70,7 @@ def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
     for name in ("schedule", "forward", "copy"):
         getattr(scheduler, f"{name}_stream").name = name
     WATCH.of(scheduler.req_to_token_pool.req_generation, HOST)
+    synchronize()  # as ``FirstCalls``, which does nothing where no kernel runs
     watch_start(original, scheduler)
 
 
