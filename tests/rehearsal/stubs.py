@@ -24,10 +24,9 @@ ON_THE_GPU = {
     "sglang.srt.batch_invariant_ops.batch_invariant_ops",
     "sglang_dflash.model.attention",
     "sglang_dflash.ops",
-    "sglang_dflash.worker.copies",
-    "sglang_dflash.worker.flight",
-    "sglang.srt.utils.common",
 }
+# With the watch, which has pinned memory and copies to the host.
+ON_THE_GPU_WITH_THE_WATCH = {"sglang_dflash.worker.copies", "sglang_dflash.worker.flight", "sglang.srt.utils.common"}
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 

@@ -39,6 +39,8 @@ def refusals() -> None:
     WATCH.each_operator, WATCH.raises = False, os.environ.get(RECORDS) is None
     if os.environ.get("TRITON_INTERPRET"):  # a rehearsal
         import_module("tests.rehearsal.interpreter").argument_checks.append(WATCH.launch)
+        stubs = import_module("tests.rehearsal.stubs")
+        stubs.ON_THE_GPU |= stubs.ON_THE_GPU_WITH_THE_WATCH
     _watch()
 
 
