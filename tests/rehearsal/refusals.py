@@ -24,6 +24,9 @@ MAY_WAIT: dict[str, str] = {
     "worker/processors.py apply": "custom processors run on the host",
     "worker/processors.py wait": "reads a copy after its event",
     "ops/reference/model.py _constant": "once per value",
+    "hooks/trainers.py weights_by_name": "a client's request for weights",
+    "hooks/trainers.py _load_drafter": "a weight update",
+    "worker/ranks.py <lambda>": "with SGLang's own row, before a gather that waits",
     "worker/copies.py __init__": "at the start",
     "worker/worker.py _build": "at the start",
 }
