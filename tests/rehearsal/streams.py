@@ -417,9 +417,11 @@ class Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _ABOUT_A_TENSOR:
+        watch, caller = self._watch, sys._getframe(1)
+        stands_in = _stands_in(caller)
+        if name in _ABOUT_A_TENSOR or (stands_in and not watch.each_operator):
             return func(*args, **(kwargs or {}))
-        kwargs, watch = dict(kwargs or {}), self._watch
+        kwargs = dict(kwargs or {})
         if name in ("__get__", "__set__"):
             return self._attribute(func, args)
         given = tensors_in((args, kwargs))
@@ -427,8 +429,7 @@ class Calls(TorchFunctionMode):
         target = _target(func, args, kwargs)
         on_host = [watch.on_host(tensor) for tensor in given]
         watch.born_on_host = all(on_host) if target is None else target
-        caller = sys._getframe(1)
-        if _stands_in(caller):
+        if stands_in:
             watch.born_on_host = False
         else:
             kind, what = refusal(watch, func, args, kwargs, given, on_host, target)
