@@ -30,6 +30,7 @@ from tests.support.servers import (
     path_with,
     plain_server,
     with_plugin,
+    with_refusals,
     worker_info,
 )
 
@@ -121,10 +122,11 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same with blocks of any width, up to twice the drafter's, and copies; over gRPC too.
 
-    Its drafter is right often enough and not always. The histories are compared with the host's tokens at each step.
+    Its drafter is right often enough and not always. The histories are compared with the host's tokens at each step. It
+    ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("widths")
-    flags, plugin = (*RANDOM_WIDTHS, "--grpc-port", str(free_port())), with_plugin(folder, "history")
+    flags, plugin = (*RANDOM_WIDTHS, "--grpc-port", str(free_port())), with_refusals(with_plugin(folder, "history"))
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0
@@ -146,9 +148,13 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 @pytest.fixture(scope="session")
 def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """``tiny-hybrid`` with a draft window, pages and chunks, recorded; its memory can be released."""
+    """``tiny-hybrid`` with a draft window, pages and chunks, recorded; its memory can be released.
+
+    It ends at a call that CUDA refuses.
+    """
     folder = tmp_path_factory.mktemp("windowed")
     environment = {**with_plugin(folder, "drafts"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    environment = with_refusals(environment)
     with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
         yield server
         assert_nothing_leaked(server)

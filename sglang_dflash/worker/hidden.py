@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.plan import serving
-from sglang_dflash.upstream.worker import LogitsProcessor, get_exec
+from sglang_dflash.upstream.worker import LogitsProcessor, async_h2d, get_exec
 
 FIELD, TARGET_LAYERS = "hidden_states", "target_layers"
 
@@ -47,7 +48,8 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
     if any(map(wants_target_layers, batch.reqs)):
         states = torch.cat((states, output.hidden_states), dim=-1)
     if batch.forward_mode.is_extend() and get_exec().features.return_hidden_states_mode == "last":
-        return states[torch.tensor(batch.extend_lens).cumsum(0) - 1]
+        last = [end - 1 for end in accumulate(batch.extend_lens)]
+        return states[async_h2d(last, dtype=torch.int64, device=states.device)]
     return states.clone()
 
 

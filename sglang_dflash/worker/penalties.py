@@ -38,7 +38,8 @@ class Penalties:
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
-            self._slots = _Slots(counts, torch.tensor(_NEUTRAL, device=device).repeat(slots, 1))
+            neutral = async_h2d([_NEUTRAL], dtype=torch.float32, device=device)
+            self._slots = _Slots(counts, neutral.repeat(slots, 1))
         if self._slots is not None:
             _start_rows(batch, *self._slots)
         if batch.sampling_info.acc_additive_penalties is not None:

@@ -108,7 +108,7 @@ class DraftState(SpecInput):
         on_host = _host_tensor([current, reserved], np.int32)
         self.reserved_lens_cpu = on_host[1]
         if missing := self.reserved_tokens - sum(current):
-            lens = async_h2d(on_host.numpy(), dtype=torch.int32, device=batch.device)
+            lens = async_h2d([current, reserved], dtype=torch.int32, device=batch.device)
             alloc_for_spec_decode(
                 batch.tree_cache,
                 batch.req_to_token_pool,

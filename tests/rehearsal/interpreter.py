@@ -31,6 +31,8 @@ COMPILED: set[str] = set()
 recorders: list[Callable[[Any, Any, Any], None]] = []
 # Take the dotted path of every kernel that is launched.
 watchers: list[Callable[[str], None]] = []
+# Take the path and the tensors of every kernel that is launched and not captured.
+argument_checks: list[Callable[[str, list[torch.Tensor]], None]] = []
 
 # They follow addresses that they load from a table, which no argument's extent can bound.
 FOLLOW_POINTERS = {
@@ -188,6 +190,9 @@ def _watched(call: Callable[..., Any]) -> Callable[..., Any]:
         if recorders:  # a capture notes what is launched and runs nothing
             recorders[-1](self, args, kwargs)
             return None
+        for check in argument_checks:
+            with pause():
+                check(_kernel, [*_tensors((*args, *kwargs.values()))])
         free = self.fn.__name__ in FOLLOW_POINTERS
         _extents = None if free else [_extent(tensor) for tensor in _tensors((*args, *kwargs.values()))]
         with pause():  # what the interpreter does with its arguments is no part of a graph

@@ -20,11 +20,13 @@ and parts of one tensor, because a tensor is one memory: a race of two rows is r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import re
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -34,9 +36,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.plugin.dflash_test_plugin.host_waits import EachOperator, waits
+from tests.rehearsal.refusals import Refused, is_refused, refusal
 
 Clock = dict[int, int]
 _ids = itertools.count()
+_streams = weakref.WeakSet[Any]()
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -50,6 +54,7 @@ class Stream:
     def __init__(self, *args: Any, name: str = "stream", **options: Any) -> None:
         self.id, self.name = next(_ids), name
         self.seen: Clock = {}
+        _streams.add(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "synchronize":  # SGLang makes it a no-op where the device is a CPU
@@ -100,6 +105,9 @@ class Event:
         self.synchronize()  # the host may act on it
         return True
 
+    def elapsed_time(self, end: Event) -> float:
+        return 0.0
+
 
 HOST, DEFAULT = Stream(name="host"), Stream(name="default")
 _current = DEFAULT
@@ -125,20 +133,37 @@ class StreamContext:
         _current = self._outer.pop()
 
 
+def synchronize(device: Any = None) -> None:
+    """In place of ``torch.cuda.synchronize``."""
+    for stream in [*_streams]:
+        join(HOST.seen, stream.seen)
+
+
 def install() -> None:
     """``torch.cpu`` has streams and events from now on."""
     for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext)):
         setattr(torch.cpu, name, value)
-    torch.cpu.stream, torch.cpu.current_stream = StreamContext, current_stream
+    torch.cpu.stream, torch.cpu.current_stream, torch.cpu.synchronize = StreamContext, current_stream, synchronize
 
 
 _from_numpy = torch.from_numpy
 _METADATA_ONLY = re.compile(r"aten::(new_.*|.*_like)$")
+# Calls that touch no memory.
+_ABOUT_A_TENSOR = {
+    *("untyped_storage", "data_ptr", "size", "stride", "dim", "numel", "storage_offset", "element_size", "__len__"),
+    *("is_contiguous", "is_floating_point", "get_device", "nelement"),
+}
 # These need no operator that could be seen.
 _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 # Code that stands for kernels: what it reads of a tensor, no host reads.
 STAND_INS = "sglang_dflash_cpu/"
-_NO_CALLERS = re.compile("/torch/|/triton/|/tests/rehearsal/|/host_waits.py|/contextlib.py|/plugins/hook_registry.py")
+_IS_CPU = Tensor.is_cpu
+# Code that asks a tensor whether it is the host's, and is answered as on a GPU.
+_GPU_BRANCHES = re.compile(r"/sglang_dflash/worker/|/sglang/srt/utils/common.py")
+_IN_PLACE = re.compile(r"[a-z].*[a-z0-9]_|__i[a-z]+__|__setitem__")
+_NO_CALLERS = re.compile(
+    "/torch/|/triton/|/tests/rehearsal/(?!test_)|/host_waits.py|/contextlib.py|/plugins/hook_registry.py"
+)
 _OUTSIDE_OF_PACKAGE = re.compile(r".*/(?=(sglang_dflash_cpu|sglang_dflash|sglang|tests)/)")
 
 
@@ -164,13 +189,20 @@ class Memory:
     reads: dict[int, Access] = field(default_factory=dict)
     used: dict[int, Access] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
+    pinned: bool = False
 
 
 class Watch:
-    """What was found: ``races`` by description, and the ``operators`` that were watched."""
+    """What was found: ``races`` by description, ``refused`` by place, and the ``operators`` that were watched.
 
-    def __init__(self) -> None:
-        self.races = set[str]()
+    With ``raises`` the first ends the process, where it is found. ``each_operator``: whether :class:`Operators` watches
+    too. Without it the order of accesses is known of memory on the host, at every call; what is not known is the
+    device's.
+    """
+
+    def __init__(self, *, each_operator: bool = True, raises: bool = False) -> None:
+        self.races, self.refused = set[str](), set[str]()
+        self.each_operator, self.raises = each_operator, raises
         self.operators = 0
         self.born_on_host = False  # where the running call's new tensors live
         self.copies_async = False  # whether a copy between host and device that it makes lets the host go on
@@ -187,12 +219,46 @@ class Watch:
 
     def from_numpy(self, array: Any) -> Tensor:
         """``torch.from_numpy``, which a function mode does not see: a host tensor, unless a stand-in makes it."""
-        self.born_on_host = not _stands_in(sys._getframe(1))
         with torch._C.DisableTorchFunction():
-            return _from_numpy(array)
+            self.born_on_host = not _stands_in(sys._getframe(1))
+            tensor = _from_numpy(array)
+            if self.born_on_host:
+                self.of(tensor, HOST)
+        return tensor
 
     def on_host(self, tensor: Tensor) -> bool:
-        return self.of(tensor).owner is HOST
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        return memory is not None and memory.owner is HOST
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.on_host(tensor) and self.of(tensor).pinned
+
+    def pin(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        """``tensor.pin_memory()``, a copy."""
+        place = place_of_caller()
+        if not self.on_host(tensor):
+            self.refuse("pin", "pin_memory: only dense CPU tensors can be pinned", place)
+        self.born_on_host = True
+        with torch._C.DisableTorchFunction():
+            pinned = tensor.clone()
+        self.of(pinned, HOST).pinned = True
+        return pinned
+
+    def launch(self, kernel: str, tensors: list[Tensor]) -> None:
+        """A kernel of Triton."""
+        if any(map(self.on_host, tensors)):
+            self.refuse("operands", f"{kernel}: cannot access a pointer (cpu tensor?)", place_of_caller())
+
+    def refuse(self, kind: str, what: str, place: str) -> None:
+        if is_refused(kind, place):
+            self._found(self.refused, f"{kind}: {place}: {what}")
+
+    def _found(self, kind: set[str], text: str) -> None:
+        if text not in kind:
+            print("DFLASH refused", text, file=sys.stderr, flush=True)
+        kind.add(text)
+        if self.raises:
+            raise Refused(text)
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
         """``tensor.record_stream(stream)``."""
@@ -202,7 +268,12 @@ class Watch:
         """A copy by the current stream, for which the host does not wait."""
         self.born_on_host = self.copies_async = True
         with torch._C.DisableTorchFunction():
-            return tensor.clone()
+            host = tensor.clone()
+            if not self.each_operator:
+                self.operator("copy", [tensor], [], [host], waits=False)
+            self.of(host, HOST).pinned = True
+        self.copies_async = False
+        return host
 
     def operator(
         self, name: str, reads: list[Tensor], writes: list[Tensor], fresh: list[Tensor], *, waits: bool
@@ -210,7 +281,7 @@ class Watch:
         """An operator, on the current stream if it touches the device. ``fresh`` tensors are allocated by it."""
         for tensor in fresh:
             self.of(tensor, HOST if self.born_on_host else current_stream())
-        if fresh and not self.born_on_host:
+        if fresh and not self.born_on_host and self.each_operator:
             self._hand_out_again(current_stream())
         touched = [*reads, *writes, *fresh]
         host = [tensor for tensor in touched if self.on_host(tensor)]
@@ -226,6 +297,18 @@ class Watch:
         mixed = stream is not HOST and any(tensor.dim() for tensor in host)
         if (mixed and not self.copies_async) or (waits and stream is not HOST):
             self.host_waits(stream, place)
+
+    def call(self, name: str, given: list[Tensor], out: Any, results: list[Tensor]) -> None:
+        """A call that touches memory on the host, of which operators are not watched one by one."""
+        known = {tensor.untyped_storage()._cdata for tensor in given}
+        fresh = [tensor for tensor in results if tensor.untyped_storage()._cdata not in known]
+        writes = [*given[:1]] if _IN_PLACE.fullmatch(name) else tensors_in(out)
+        if results and not fresh and not writes:  # a view
+            return
+        written = {tensor.untyped_storage()._cdata for tensor in writes}
+        reads = [tensor for tensor in given if tensor.untyped_storage()._cdata not in written]
+        reads = [] if _METADATA_ONLY.match(f"aten::{name}") else reads
+        self.operator(name, reads, writes, fresh, waits=False)
 
     def host_reads(self, tensor: Tensor, *, waits: bool) -> None:
         """``tolist`` and ``numpy``: of the device, after a copy that the host waits for."""
@@ -252,11 +335,11 @@ class Watch:
 
     def _check(self, earlier: Access | None, access: Access) -> None:
         if earlier is not None and not earlier.before(access.stream.seen):
-            self.races.add(f"{earlier} and {access} in any order")
+            self._found(self.races, f"order: {earlier} and {access} in any order")
 
     def _free(self, key: int) -> None:
         memory = self._memory.pop(key)
-        if memory.owner is not HOST:  # PyTorch keeps pinned memory until its copies are done
+        if memory.owner is not HOST and self.each_operator:  # PyTorch keeps pinned memory until its copies are done
             kept = {memory.owner.id, *memory.kept}
             pending = [access for stream, access in memory.used.items() if stream not in kept]
             self._freed.setdefault(memory.owner.id, []).extend(pending)
@@ -265,7 +348,37 @@ class Watch:
         join(owner.seen, HOST.seen)
         for access in self._freed.pop(owner.id, ()):
             if not access.before(owner.seen):
-                self.races.add(f"{access} may use what [{owner.name}] has been given again")
+                self._found(self.races, f"order: {access} may use what [{owner.name}] has been given again")
+
+
+_watching: list[Watch] = []
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the watch that runs, if one does, has the tensor on the host."""
+    return bool(_watching) and _watching[-1].on_host(tensor)
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Watch what this thread does with tensors, with pinned memory and ``record_stream`` as on a GPU."""
+    patched = {(torch, "from_numpy"): watch.from_numpy, (Tensor, "pin_memory"): _method(watch.pin)}
+    patched[Tensor, "record_stream"] = _method(watch.keep)
+    before = {place: getattr(*place) for place in patched}
+    with contextlib.ExitStack() as modes:
+        for (owner, name), function in patched.items():
+            setattr(owner, name, function)
+            modes.callback(setattr, owner, name, before[owner, name])
+        if watch.each_operator:
+            modes.enter_context(Operators(watch))
+        modes.enter_context(Calls(watch))
+        _watching.append(watch)
+        modes.callback(_watching.pop)
+        yield
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tensor, *args, **options: function(tensor, *args, **options)
 
 
 class Operators(EachOperator):
@@ -296,34 +409,57 @@ class Operators(EachOperator):
 
 
 class Calls(TorchFunctionMode):
-    """Knows of every call where its new tensors live, and makes the copies that a GPU would make."""
+    """Knows of every call where its tensors live, makes the copies that a GPU makes, and refuses what CUDA refuses."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, watch = kwargs or {}, self._watch
-        if getattr(func, "__name__", "") == "__get__":
-            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        watch, caller = self._watch, sys._getframe(1)
+        stands_in = _stands_in(caller)
+        if name in _ABOUT_A_TENSOR or (stands_in and not watch.each_operator):
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if name in ("__get__", "__set__"):
+            return self._attribute(func, args)
         given = tensors_in((args, kwargs))
         moves = func in (Tensor.to, Tensor.cpu)
         target = _target(func, args, kwargs)
-        host_only = all(watch.on_host(tensor) for tensor in given)
-        watch.born_on_host = host_only if target is None else target
-        caller = sys._getframe(1)
-        if _stands_in(caller):
+        on_host = [watch.on_host(tensor) for tensor in given]
+        watch.born_on_host = all(on_host) if target is None else target
+        if stands_in:
             watch.born_on_host = False
-        watch.copies_async = bool(kwargs.get("non_blocking")) or caller.f_code.co_name == "async_h2d"
+        else:
+            kind, what = refusal(watch, func, args, kwargs, given, on_host, target)
+            if kind:
+                watch.refuse(kind, what, place_of_caller())
+        pinned = bool(kwargs.get("pin_memory"))
+        if pinned:
+            kwargs["pin_memory"] = False  # there is no device to pin it for
+        born_on_host = watch.born_on_host
+        watch.copies_async = bool(kwargs.get("non_blocking"))
         if func in _READ_BY_HOST:
             # No device gives numpy its memory: on a CPU, it is how a kernel is stood in for.
             watch.host_reads(given[0], waits=func is not Tensor.numpy)
         result = func(*args, **kwargs)
-        if moves and target is not None and target != watch.on_host(given[0]):
+        if moves and target is not None and target != on_host[0]:
             same = result.untyped_storage()._cdata == given[0].untyped_storage()._cdata
             result = result.clone() if same else result
+        watch.born_on_host = born_on_host
+        touches_host = born_on_host or any(on_host)
+        if touches_host and not watch.each_operator and func not in _READ_BY_HOST:
+            watch.call(name, given, kwargs.get("out"), tensors_in(result))
+        for tensor in tensors_in(result) if pinned else ():
+            watch.of(tensor, HOST).pinned = True
         watch.copies_async = False
         return result
+
+    def _attribute(self, func: Any, args: Any) -> Any:
+        if func.__self__ is _IS_CPU and _GPU_BRANCHES.search(sys._getframe(2).f_code.co_filename):
+            return self._watch.on_host(args[0])
+        return func(*args)
 
 
 def _target(func: Any, args: Any, kwargs: Any) -> bool | None:
@@ -342,8 +478,12 @@ def _stands_in(frame: FrameType) -> bool:
 
 def _says_cpu(frame: FrameType) -> bool:
     """Whether the call is written with the word "cpu": a variable that holds it means the device."""
-    first, last, *_ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    text = "".join(linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last or 1])
+    first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    lines = linecache.getlines(frame.f_code.co_filename)[(first or 1) - 1 : last or 1]
+    if lines and None not in (start, end):
+        lines[-1] = lines[-1].encode()[:end].decode()
+        lines[0] = lines[0].encode()[start:].decode()
+    text = "".join(lines)
     return '"cpu"' in text or "'cpu'" in text
 
 

@@ -13,21 +13,11 @@ from typing import Any
 import torch
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
 
-from tests.rehearsal import report
+from tests.rehearsal import report, streams
 from tests.rehearsal.emulator import Graph, captured_by
 
-
-class Event(torch.cpu.Event):  # type: ignore[misc]
-    """An event that has happened as soon as it is recorded: there is one stream."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
-
-
-# Modules that choose a kernel, or refuse a tensor, by the tensor's device: for them every tensor is on the GPU.
+# Modules that choose a kernel or a copy, or refuse a tensor, by the tensor's device: for them every tensor is on the
+# GPU, unless the watch over the scheduler's loop has it on the host.
 ON_THE_GPU = {
     "sglang.kernels.ops.attention.triton_gdn_fused_proj",
     "sglang.kernels.ops.kvcache.kv_read_table",
@@ -37,6 +27,8 @@ ON_THE_GPU = {
     "sglang_dflash.model.attention",
     "sglang_dflash.ops",
 }
+# With the watch, which has pinned memory and copies to the host.
+ON_THE_GPU_WITH_THE_WATCH = {"sglang_dflash.worker.copies", "sglang_dflash.worker.flight", "sglang.srt.utils.common"}
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
@@ -55,44 +47,47 @@ _PROPERTIES = SimpleNamespace(
     name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30, is_integrated=0
 )
 
+# "On CUDA": what CUDA does where the stand-in is milder, and what covers it ("refused": ``refusals.py``, by its kind).
 STUBS: dict[str, Any] = {
-    # The device "cuda".
+    # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
     "sglang_dflash.hooks.takeover.on_our_cpu_platform": lambda: True,
     "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
-    # A tensor on the GPU, in the modules above. Hides host tensors among device tensors.
-    "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu()),
-    "torch.Tensor.is_cpu": property(lambda tensor: not _called_from_the_gpu() and _is_cpu(tensor)),
-    # A CUDA graph. Hides what the driver makes of one, and its speed.
+    # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
+    "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
+    "torch.Tensor.is_cpu": property(
+        lambda tensor: _is_cpu(tensor) and not (_called_from_the_gpu() and not streams.on_host(tensor))
+    ),
+    # A graph. On CUDA the driver may refuse a capture, also by another thread's calls; uncovered, and its speed is.
     "torch.cuda.CUDAGraph": Graph,
     **{
         f"{module}.{name}": stub
         for module in ("torch.cpu", "torch.cuda")
         for name, stub in {
-            # A capture and its state. Hides other streams during a capture.
+            # A capture and its state. On CUDA work of other streams can end a capture; uncovered.
             "graph": captured_by,
             "is_current_stream_capturing": lambda: Graph.capturing is not None,
-            # The graphs' memory pool. Hides its addresses and size.
+            # The graphs' memory pool. On CUDA graphs share its addresses; covered by the emulator, which spoils them.
             "graph_pool_handle": lambda: (0, 0),
-            # Events and waits. Hide the order between streams (tests/rehearsal/streams.py has that) and missing waits.
-            "Event": Event,
-            "synchronize": _nothing(),
-            # The device's allocator, here and below. Hides fragmentation and out of memory.
+            # Events and waits. On CUDA they alone order streams and the host; refused: a read before its event.
+            "Event": streams.Event,
+            "synchronize": streams.synchronize,
+            # The allocator, here and below. On CUDA it fragments and runs out of memory; uncovered.
             "empty_cache": _nothing(),
         }.items()
     },
     "torch.cuda.reset_peak_memory_stats": _nothing(),
     "torch.cuda.memory_stats": lambda device=None: dict.fromkeys(_RESERVED, 0),
-    # A watch over compilations under traffic.
+    # A watch over compilations under traffic. On CUDA one blocks the host for seconds; covered by "compiled late".
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
-    # A GPU with 4 multiprocessors. Hides grids sized for a real one.
+    # A GPU with 4 multiprocessors. On CUDA grids have other sizes; uncovered (tests/ops/published.py compiles them).
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
-    # Deterministic inference replaces operators of CUDA tensors; its grids have a program per multiprocessor.
+    # Deterministic inference. On CUDA it replaces operators of CUDA tensors; refused: operands.
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_dispatch_device_backend": lambda: "CPU",
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_device_core_count": lambda device=0: 4,
-    # Choosing a GPU. Hides several GPUs.
+    # Choosing a GPU. On CUDA a tensor of another GPU is refused; uncovered.
     "torch.cpu.device": lambda index=None: contextlib.nullcontext(),
     "sglang.kernels.ops.attention.fla.utils.custom_device_ctx": lambda index: contextlib.nullcontext(),
-    # Projections of a GDN layer that stay unsplit until its convolution, as in SGLang on CUDA.
+    # Projections of a GDN layer that stay unsplit until its convolution, as on CUDA; nothing is hidden.
     "sglang.srt.models.qwen3_5._gdn_decode_fused_proj_conv": True,
     **{
         f"{_GDN}{name}": getattr(projections, name)
@@ -101,9 +96,9 @@ STUBS: dict[str, Any] = {
             "fused_qkvzba_causal_conv1d_update_contiguous",
         )
     },
-    # Which forwards have graphs on a GPU.
+    # Which forwards have graphs. On CUDA the same ones; nothing is hidden.
     "sglang.srt.model_executor.forward_batch_info.ForwardMode.is_cpu_graph": lambda mode: mode.is_cuda_graph(),
-    # The CUDA runtime's answer for a stream. Hides side streams inside a capture.
+    # The runtime's answer for a stream. On CUDA a side stream may be outside of the capture; uncovered.
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph._is_stream_capturing": (
         lambda stream: Graph.capturing is not None
     ),
@@ -118,6 +113,7 @@ def install() -> None:
     Raises:
         AssertionError: a stand-in replaces nothing.
     """
+    streams.install()
     for path, stub in STUBS.items():
         owner, _, name = path.rpartition(".")
         place = pkgutil.resolve_name(owner)

@@ -1,4 +1,4 @@
-"""A real server on emulated streams has no race, and every planted one is reported."""
+"""A real server on emulated streams has no race and does nothing that CUDA refuses; every planted fault is reported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.plugin.dflash_test_plugin.faults import FAULTS
 from tests.support.generation import Params, assert_nothing_leaked, generate
 from tests.support.prompts import corpus
 from tests.support.servers import FEATURES, Server, dflash_server, with_plugin
+
+REFUSED = "refused"  # of ``dflash_test_plugin.overlap``
 
 # --- a real server, whose scheduler, forward and copy streams are emulated
 
@@ -31,10 +34,10 @@ REQUESTS: tuple[tuple[Params, Params], ...] = (
     ({"custom_params": {}}, {"custom_logit_processor": PROCESSOR}),
     ({"regex": "[a-z A-Z]{30,60}"}, {}),
 )
-# Faults that ``dflash_test_plugin.overlap`` plants, and what the report of each must name.
-FAULTS = {
+# Races that ``dflash_test_plugin.overlap`` plants, and what the report of each must name.
+RACES = {
     "no record_stream": " async_d2h ",
-    "shared table after its event": " read_shared_table ",
+    "shared table after its event": " plant ",
     "no wait for the lengths": " resolve_seq_lens_cpu ",
 }
 
@@ -70,11 +73,20 @@ def test_a_server_has_no_race(server: tuple[Server, Path]) -> None:
     found = serve(*server, "", 24)
     print(found["operators"], "operators,", found["steps"], "steps")
     assert found["operators"] > 10_000
-    assert not found["races"]
+    assert not found["races"] and not found["refused"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", RACES)
 def test_a_planted_race_is_reported(fault: str, server: tuple[Server, Path]) -> None:
     races = serve(*server, fault, 12)["races"]
-    assert any(FAULTS[fault] in race for race in races), races
+    assert any(RACES[fault] in race for race in races), races
+
+
+@pytest.mark.slow
+def test_every_fault_that_cuda_refuses_is_reported(server: tuple[Server, Path]) -> None:
+    found = serve(*server, REFUSED, 8)
+    reports = [*found["races"], *found["refused"]]
+    for name, (kind, fault) in FAULTS.items():
+        place = f"dflash_test_plugin/faults.py:{fault.__code__.co_firstlineno} "
+        assert any(report.startswith(kind) and place in report for report in reports), (name, reports)

@@ -75,6 +75,8 @@ def running(
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
     port = free_port()
+    if os.environ.get(REFUSALS):
+        environment = with_refusals(environment)
     command = [sys.executable, *launcher, *arguments, "--host", "127.0.0.1", "--port", str(port)]
     with started(folder, port, command, **environment) as server:
         yield server
@@ -145,6 +147,8 @@ _LOOPBACK = {"SGLANG_HOST_IP": "127.0.0.1", "HOST_IP": "127.0.0.1", "MC_TCP_BIND
 # A machine under test is busy: wait long for a slow peer.
 _PATIENCE = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "1800" for each in ("BOOTSTRAP", "WAITING")}
 _PATIENCE |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000"}
+# Of a run of tests: its servers end where CUDA would refuse what they do.
+REFUSALS = "SERVERS_REFUSE"
 MEMORY_TOLERANCE = 0.001  # vectors that SGLang keeps in float32 in any dtype (A_log)
 
 
@@ -218,6 +222,19 @@ def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
     """Return the environment of a server that loads ``tests/plugin`` in these modes, which use ``folder``."""
     variables = {"SGLANG_DFLASH_TEST_PLUGIN": ",".join(modes), "SGLANG_DFLASH_TEST_FOLDER": str(folder)}
     return {"PYTHONPATH": path_with("plugin"), **variables}
+
+
+def with_refusals(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a server that ends where CUDA would refuse what it does."""
+    modes = environment.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")
+    if not {"streams", "refusals"}.isdisjoint(modes):
+        return environment
+    path = [path_with("plugin", ".."), environment.get("PYTHONPATH", "")]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "SGLANG_DFLASH_TEST_PLUGIN": ",".join(filter(None, [*modes, "refusals"])),
+    }
 
 
 def path_with(*folders: str) -> str:

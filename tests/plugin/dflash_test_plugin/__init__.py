@@ -16,7 +16,7 @@ def register() -> None:
         import_module("dflash_test_plugin.host_waits").install()
     asked = [*filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(","))]
     for mode in asked:
-        places = ("overlap",) if mode == "streams" else ("probe", "changes")
+        places = ("overlap",) if mode in ("streams", "refusals") else ("probe", "changes")
         modules = [vars(import_module(f"dflash_test_plugin.{place}")) for place in places]
         [start] = [module[mode] for module in modules if mode in module]
         start()

@@ -4,9 +4,8 @@ PyTorch's sync debug mode sees waits on CUDA only. On a CPU such a call costs no
 reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``), and a shape that depends on values
 (``nonzero``, ``unique``, a boolean mask as an index).
 
-Not seen: ``.cpu()``, a no-op on a CPU; ``.numpy()``, with which the CPU platform's attention reads lengths;
-``x[mask] = value`` with a one-element value that a device would hold; copies from pageable host memory, which block on
-CUDA.
+Not seen: ``x[mask] = value`` with a one-element value that a device would hold, and what only a watch over memory sees
+(``tests/rehearsal/refusals.py``): ``.cpu()``, ``.numpy()``, copies from memory that is not pinned.
 """
 
 from __future__ import annotations

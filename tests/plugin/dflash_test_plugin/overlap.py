@@ -1,9 +1,10 @@
-"""Mode ``streams``: the scheduler's event loop on emulated streams, with races planted on demand.
+"""The scheduler's event loop on emulated streams: mode ``refusals`` ends the server where CUDA refuses a call, or where
+the host reads a copy before its event; mode ``streams`` records that and every race, with faults planted on demand.
 
 The loop runs as on CUDA, with SGLang's write-after-read barrier, and finer than the CPU platform alone would have it:
 what the scheduler waits for before it writes shared tables is the end of the target's forward, as with a CUDA graph,
-not the end of the step. ``streams.json`` in the probe's folder holds the races for each fault that the file ``plant``
-names (and for "" without one).
+not the end of the step. ``streams.json`` in the probe's folder holds what is found for each fault that the file
+``plant`` names (and for "" without one).
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dflash_test_plugin.faults import FAULTS
 from dflash_test_plugin.probe import FOLDER, _hook
-from tests.rehearsal.streams import HOST, Calls, Event, Operators, Watch, current_stream, install
+from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, synchronize, watching
 
+RECORDS = "SGLANG_DFLASH_TEST_REFUSALS_RECORDED"  # any value: log them, and go on
+REFUSED = "refused"  # the name of all ``faults``
 WATCH = Watch()
+_active = False
 _found: dict[str, dict[str, Any]] = {}
 
 
@@ -29,37 +34,64 @@ def planted() -> str:
     return path.read_text().strip() if path.exists() else ""
 
 
+def refusals() -> None:
+    """Run the scheduler on ``torch.cpu`` with emulated streams; what CUDA refuses ends the server."""
+    WATCH.each_operator, WATCH.raises = False, os.environ.get(RECORDS) is None
+    if os.environ.get("TRITON_INTERPRET"):  # a rehearsal
+        import_module("tests.rehearsal.interpreter").argument_checks.append(WATCH.launch)
+        stubs = import_module("tests.rehearsal.stubs")
+        stubs.ON_THE_GPU |= stubs.ON_THE_GPU_WITH_THE_WATCH
+    _watch()
+
+
 def streams() -> None:
-    """Run the scheduler on ``torch.cpu`` with emulated streams, and plant faults."""
+    """Record races and refusals instead, of every operator, and plant faults."""
     os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
-    install()
+    _watch()
     wait = Event.wait
     Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
-    sglang, ours = "sglang.srt.", "sglang_dflash.worker."
-    _hook("AROUND", sglang + "managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
-    _hook("AFTER", sglang + "managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
-    _hook("REPLACE", sglang + "utils.common.async_d2h", async_d2h)
-    _hook("REPLACE", sglang + "speculative.spec_utils.record_stream_each", record_stream_each)
-    _hook("AROUND", ours + "accept.Accept.before_verify", before_verify)
-    _hook("AFTER", ours + "forwards.Inject.inject", read_shared_table)
-    _hook("AFTER", ours + "worker.DFlashWorker._decode", note)
+    _hook("AFTER", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
+    _hook("AFTER", "sglang_dflash.worker.forwards.Inject.inject", plant)
+    _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker._decode", note)
+
+
+def _watch() -> None:
+    install()
+    _hook("AROUND", "sglang.srt.managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
+    worker = "sglang_dflash.worker."
+    for start in ("worker.DFlashWorker._build", "start.prewarm.FirstCalls.run"):
+        _hook("AROUND", worker + start, watch_start)
+    _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
+    _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
+    _hook("REPLACE", "sglang_dflash_cpu.platform.DFlashCpuPlatform.is_pin_memory_available", lambda *_: _active)
+    _hook("AROUND", worker + "accept.Accept.before_verify", before_verify)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
     """Around ``Scheduler.run_event_loop``."""
     for name in ("schedule", "forward", "copy"):
         getattr(scheduler, f"{name}_stream").name = name
-    torch.from_numpy = WATCH.from_numpy
-    Tensor.record_stream = lambda tensor, stream: WATCH.keep(tensor, stream)
-    for tensor in made_on_host(scheduler):
+    WATCH.of(scheduler.req_to_token_pool.req_generation, HOST)
+    synchronize()  # as ``FirstCalls``, which does nothing where no kernel runs
+    watch_start(original, scheduler)
+
+
+def watch_start(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Around what starts the worker, too."""
+    global _active
+    if _active:
+        return original(*args, **options)
+    for tensor in made_on_host():
         WATCH.of(tensor, HOST)
-    with Operators(WATCH), Calls(WATCH):
-        original(scheduler)
+    _active = True
+    with watching(WATCH):
+        result = original(*args, **options)
+    _active = False
+    return result
 
 
-def made_on_host(scheduler: Any) -> Iterator[Tensor]:
-    """The host's tensors that were made before the loop began."""
-    yield scheduler.req_to_token_pool.req_generation
+def made_on_host() -> Iterator[Tensor]:
+    """The host's tensors that were made while nothing was watched."""
     for owner in gc.get_objects():
         if type(owner).__name__ == "CudaGraphBufferRegistry":  # it serves eager forwards too
             yield from (
@@ -71,11 +103,12 @@ def made_on_host(scheduler: Any) -> Iterator[Tensor]:
 
 def note(*_: Any) -> None:
     """After each decode step."""
-    phase = _found.setdefault(planted(), {"races": [], "operators": 0, "steps": 0})
+    phase = _found.setdefault(planted(), {"races": [], "refused": [], "operators": 0, "steps": 0})
     phase["races"] += WATCH.races
+    phase["refused"] += WATCH.refused
     phase["operators"] += WATCH.operators
     phase["steps"] += 1
-    WATCH.races, WATCH.operators = set(), 0
+    WATCH.races, WATCH.refused, WATCH.operators = set(), set(), 0
     partial = FOLDER / "streams.json.part"
     partial.write_text(json.dumps(_found))
     partial.rename(FOLDER / "streams.json")
@@ -112,7 +145,11 @@ def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-def read_shared_table(_: None, stage: Any, step: Any) -> None:
-    """A fault: the table is read after the event for which the scheduler waits before it writes."""
+def plant(_: None, stage: Any, step: Any) -> None:
+    """Faults: the table is read after the event for which the scheduler waits before it writes; what CUDA refuses."""
+    batch = step.batch
     if planted() == "shared table after its event":
-        step.batch.req_to_token_pool.req_to_token[step.batch.req_pool_indices]
+        batch.req_to_token_pool.req_to_token[batch.req_pool_indices]
+    elif planted() == REFUSED:
+        for _, fault in FAULTS.values():
+            fault(step.accepted.new_seq_lens, batch.req_pool_indices_cpu, batch.device)
