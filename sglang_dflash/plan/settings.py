@@ -19,6 +19,7 @@ COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 REPLAY_FLAG, RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
@@ -54,6 +55,7 @@ class Settings:
     base_gpu_id: int = 0
     bf16_gemm_backend: str = "auto"
     chat_template: str | None = None
+    chunked_prefill_size: int | None = None
     context_length: int | None = _number(None, 1, 1 << 31)
     cpu_offload_gb: int = 0
     decode_attention_backend: str | None = None
@@ -122,6 +124,7 @@ class Settings:
     replay_switch: str = _variable(REPLAY_SWITCH, "0", "1")
     drafter_override: str = _variable(DRAFTER_OVERRIDE)
     skip_gather: str = _variable(SKIP_GATHER)
+    longer_context: str = _variable(LONGER_CONTEXT)
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
 
@@ -155,6 +158,10 @@ class Settings:
     @property
     def wants_builtin(self) -> bool:
         return self.worker_switch == BUILTIN
+
+    @property
+    def may_exceed_context(self) -> bool:
+        return self.longer_context.lower() in ("true", "1", "yes", "y")  # SGLang's ``EnvBool``
 
     @property
     def dequantises(self) -> bool:

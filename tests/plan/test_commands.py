@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("sglang")
 
 import sglang_dflash
-from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.hooks.flags import RENAMED
-from tests.plan.commands import commands, models
+from tests.plan.commands import commands, judge
+from tests.support.cards import NAMES, card
 
 pytestmark = pytest.mark.sglang
 OURS = {"--gpu", "--memory-gib", "--users", "--context", "--conversations"}
+PAIR = {"--model-path", "--speculative-algorithm", "--speculative-draft-model-path"}
 EVERYWHERE = {"--json", "--help", "--version", "--verbose"}
 DOCKERS = {"--gpus"}
 
 
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command["run"][:60])
 def test_a_command_of_a_user_is_judged_right(command: dict[str, Any]) -> None:
-    words = shlex.split(command["run"].replace('"', '\\"'))
-    environment = dict(word.split("=", 1) for word in words if word.startswith("SGLANG_"))
-    with chdir(models()):
-        result = CliRunner().invoke(app, ["check", *words[len(environment) :]], env=environment)
-    verdict = re.search("FITS|SHORT OF|DOES NOT|COMPATIBLE|REFUSED|SGLANG'S", result.stdout)
-    assert verdict is not None and result.stdout[verdict.start() :].startswith(command["verdict"]), result.stdout
-    assert result.exit_code == command["exit"]
-    assert [text for text in command.get("has", ()) if text not in result.stdout] == []
-    assert [text for text in command.get("lacks", ()) if text in result.stdout] == []
+    verdict, exit_code, output = judge(command)
+    assert verdict.startswith(command["verdict"]) and exit_code == command["exit"], output
+    assert [text for text in command.get("has", ()) if text not in output] == []
+    assert [text for text in command.get("lacks", ()) if text in output] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flag_and_variable_of_a_card_is_in_a_command(name: str) -> None:
+    printed = card(name)
+    given = {word.partition("=")[0] for command in commands() if f" {name}-DFlash " in command["run"]
+             for word in command["run"].split()}  # fmt: skip
+    flags = {word for word in printed.arguments if word.startswith("--")} - PAIR
+    assert flags | printed.environment.keys() <= given
 
 
 def test_no_message_names_a_flag_that_sglang_rejects() -> None:
