@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
-from sglang_dflash.check.machine import highest_fraction, needed_outside
+from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
@@ -19,8 +19,8 @@ from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
 _MISSPELT = 0.9  # likeness of a misspelt flag; less likeness shows no likeness of meaning
-_FORKS_WIDTH = "speculative-dflash-dynamic-vbs"  # a fork's width per step
-_LEAST_LEFT = 1 / 3  # of the estimated need: published launches leave 0.4 or more
+_ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
+_LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
 _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk"}  # read for exact mode only
 
 
@@ -91,8 +91,8 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
             remedy="leave it out, or put its flag before it",
         )
     name = word.partition("=")[0]
-    instead = "--speculative-adaptive" if name.endswith(_FORKS_WIDTH) else None
-    similar = instead or next(iter(get_close_matches(name, known, 1, _MISSPELT)), None)
+    matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
+    similar = next(iter(matches), None)
     raise DFlashError(
         f"SGLang {TESTED_SGLANG} has no flag {name}",
         expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
@@ -146,14 +146,15 @@ def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Fin
             remedy="leave --enable-torch-compile out",
             about="torch.compile",
         )
-    vocab, fraction = count(pair.text, "vocab_size", 0), settings.mem_fraction_static or 0
-    highest, needed = highest_fraction(machine, settings, vocab), needed_outside(machine, settings, vocab)
-    left = int((machine.memory or 0) * (1 - fraction))
-    if fraction > highest and (machine.is_unified or (machine.memory and left < needed * _LEAST_LEFT)):
-        found = "of unified memory, which the host's programs share" if machine.is_unified else "of device memory"
+    fraction = settings.mem_fraction_static or 0
+    highest = highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
+    least = (1 - highest) * (1 if machine.is_unified else _LEAST_LEFT)
+    if machine.memory and 1 - fraction < least:
+        kind = "unified memory, which the host's programs share" if machine.is_unified else "device memory"
+        left = size(int(machine.memory * (1 - fraction))) or "nothing"
         yield warn(
-            f"--mem-fraction-static {fraction} {found}: {size(left) or 'nothing'} remains for graphs and activations",
-            expected=f"at most {highest}; SGLang estimates a need of {size(needed)} for this card and prefill chunk",
+            f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
+            expected=f"at most {highest}, by SGLang's estimate for this card and prefill chunk",
             remedy=f"set --mem-fraction-static {highest}",
             about="memory fraction",
         )

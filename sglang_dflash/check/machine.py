@@ -54,26 +54,18 @@ def highest_fraction(machine: Device, settings: Settings, vocab: int) -> float:
     """Return the largest proposed share of device memory for weights and pools; ``vocab``: tokens of the target.
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
-    Qwen3.8-27B).
+    Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
+    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GiB enough.
     """
-    if machine.is_unified:
-        return 0.8
-    share = 1 - needed_outside(machine, settings, vocab) / (machine.memory or math.inf)
+    if machine.is_unified or not machine.memory:
+        return 0.8 if machine.is_unified else 0.9
+    gib = machine.memory // GIB
+    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
+    chunk = max(settings.chunked_prefill_size or chunk, 2048)
+    reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
+    logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
+    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / machine.memory
     return min(0.9, max(0.0, math.floor(100 * share) / 100))
-
-
-def needed_outside(machine: Device, settings: Settings, vocab: int) -> int:
-    """Estimate the bytes for graphs, activations of a prefill chunk and float32 logits of full blocks.
-
-    The first two as SGLang does (``handle_gpu_memory_settings``). On RTX 3090 a server with 3.6 GiB outside ran out
-    of memory, and one with 4.7 GiB did not.
-    """
-    gib = (machine.memory or 0) // GIB
-    size = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
-    chunk = settings.chunked_prefill_size or size
-    reserved = 512 + 1.5 * max(chunk if chunk > 0 else 16384, 2048) + 128 * settings.tp_size * settings.pp_size
-    reserved = max(reserved + 2 * settings.running, 10 * 1024 if gib >= 60 else 0)
-    return int(reserved * MIB) + 4 * vocab * settings.running * (settings.block or 16)
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:

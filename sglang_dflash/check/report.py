@@ -108,10 +108,9 @@ def _left(settings: Settings, pair: Pair, machine: Device) -> Finding:
 
 def _weights(memory: MemoryTable) -> Finding:
     weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
-    highest = memory.highest
     if weights < static:
         return ok(f"{size(weights)} of {size(static)}")
-    wider = f"--mem-fraction-static {highest}, " if weights * fraction < static * highest else ""
+    wider = f"--mem-fraction-static {memory.highest}, " if weights * fraction < static * memory.highest else ""
     return error(
         f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
         expected="static memory that holds the weights and leaves room for K/V",
@@ -126,12 +125,11 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
     if served.running == 0:
         slots, share = served.sizing.slots_per_request, f"their share holds {served.state_slots}"
         few = f": one request takes {slots} recurrent states, {share}" if 0 < served.state_slots < slots else ""
-        larger = ", a larger --mem-fraction-static" if memory.fraction < memory.highest else ""
         static = f"{size(memory.static_bytes)} of static memory ({memory.fraction} of the device)"
         return error(
             f"no request fits into the {static}{few}",
             expected=f"more than {size(served.sizing.weights)}, the weights, and one request",
-            remedy=f"use more GPUs (--tp-size){larger} or a quantised target",
+            remedy=f"use more GPUs (--tp-size), a quantised target, or --mem-fraction-static up to {memory.highest}",
         )
     level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
     return level(
@@ -175,7 +173,7 @@ def _load(
 ) -> Finding:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
-        return note(f"served; {contexts} contexts kept")  # answers the user's question
+        return note(f"the load is served; {contexts} contexts are kept")  # answers the user's question
     if proposal := adviser.propose(load):
         remedy = f"set {proposal}"
     else:
@@ -190,7 +188,7 @@ def _load(
                 remedy += f"; or {flag} {wider}"
     wanted = f"{load.users} at once, {max(load.users, load.conversations) * load.context:,} tokens of K/V"
     return warn(
-        f"{served.running} at once, with {served.tokens:,} tokens of K/V in total; {contexts} contexts kept",
+        f"{served.running} requests run at once, with {served.tokens:,} tokens of K/V; {contexts} contexts are kept",
         expected=f"{wanted}, {load.conversations} contexts kept" if load.conversations else wanted,
         remedy=remedy,
     )

@@ -119,13 +119,11 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
 
 
-def override_drafter(
-    model_config: Any, *args: Any, is_draft_model: bool = False, **kwargs: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def override_drafter(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Hook before ``ModelConfig.__init__``: a drafter has its own overrides, where SGLang applies the target's."""
-    if is_draft_model and isinstance(plan := read_record(get_server_args()), ServingPlan):
+    if kwargs.get("is_draft_model") and isinstance(plan := read_record(get_server_args()), ServingPlan):
         kwargs["model_override_args"] = json.dumps(plan.overrides)
-    return (model_config, *args), {**kwargs, "is_draft_model": is_draft_model}
+    return args, kwargs
 
 
 def lift_context(model_config: Any, context_length: int | None) -> None:
@@ -163,8 +161,7 @@ def _log_findings(findings: Iterable[Finding]) -> None:
     raise_first_error(found)
     for finding in found:
         if finding.level != "ok":
-            level = logging.INFO if finding.level == "note" else logging.WARNING
-            logger.log(level, "DFLASH: %s: %s", finding.about, finding)
+            logger.log(logging.INFO if finding.level == "note" else logging.WARNING, "DFLASH: %s", finding)
 
 
 def _declare(server_args: ServerArgs, **changes: Any) -> None:

@@ -31,7 +31,6 @@ _SHAPES = (
     "linear_value_head_dim", "linear_key_head_dim", "num_experts", "moe_intermediate_size",
 )  # fmt: skip
 _ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
-_PARTS = ("text_config", "vision_config")
 _MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
 
@@ -68,9 +67,8 @@ class Pair:
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
-        config = self.target_files.config
-        _check_overrides(config, self.overrides)
-        return overridden(config, self.overrides)
+        _check_overrides(self.target_files.config, self.overrides)
+        return overridden(self.target_files.config, self.overrides)
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
@@ -118,7 +116,7 @@ class Pair:
         """The target's longest sequence, as SGLang's ``get_context_length`` derives it; 0 if not stated."""
         rope = _rope(self.text)
         is_whole = rope.get("rope_type") == "llama3" or "original_max_position_embeddings" in rope
-        factor = 1 if is_whole else rope.get("factor", 1)
+        factor = 1 if is_whole else rope.get("factor")
         return int(count(self.text, "max_position_embeddings", 0) * (factor if isinstance(factor, int | float) else 1))
 
     def block_size(self, settings: Settings) -> int:
@@ -163,7 +161,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     found = dict(config)
     for key, value in overrides.items():
         current = _rope(found) if key in _ROPE else found.get(key)
-        if key in (*_ROPE, *_PARTS) and isinstance(value, Mapping) and isinstance(current, Mapping):
+        if key in (*_ROPE, "text_config") and isinstance(value, Mapping) and isinstance(current, Mapping):
             replaced = _ROPE if value.keys() & set(_ROPE) else ()
             value = {**current, **dict.fromkeys(replaced), **value}
         found.update(dict.fromkeys(_ROPE) if key in _ROPE else {})
@@ -177,21 +175,16 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     stated, given = (text_config(each) if "text_config" in config else each for each in (config, overrides))
-    for key in ("text_config", *DRAFTERS):
-        if key in overrides and key not in config:
-            own = f"set {DRAFTER_OVERRIDE}='{json.dumps({key: overrides[key]})}' for the drafter"
-            raise DFlashError(
-                f"{OVERRIDE_FLAG} sets {key}, and the target's config.json has none",
-                expected="keys of that file: the drafter keeps its configuration",
-                remedy=own if key in DRAFTERS else "state the keys of text_config at the top level",
-            )
-    for key in _SHAPES:
-        if key in given and given[key] != stated.get(key):
-            raise DFlashError(
-                f"{OVERRIDE_FLAG} sets {key} to {given[key]!r}, and the target's config.json has {stated.get(key)!r}",
-                expected="the size of the target's weights, with which the drafter was trained",
-                remedy=f"leave {key} out",
-            )
+    absent = [key for key in ("text_config", *DRAFTERS) if key in overrides and key not in config]
+    changed = [key for key in _SHAPES if key in given and given[key] != stated.get(key)]
+    for key in [*absent, *changed]:
+        remedy = "state its keys at the top level" if key == "text_config" else f"leave {key} out"
+        own = f"set {DRAFTER_OVERRIDE}='{json.dumps({key: overrides.get(key)})}' for the drafter"
+        raise DFlashError(
+            f"{OVERRIDE_FLAG} sets {key} to {given.get(key)!r}, and the target's config.json has {stated.get(key)!r}",
+            expected="keys of the target with the sizes of its weights; the drafter keeps its configuration",
+            remedy=own if key in DRAFTERS else remedy,
+        )
 
 
 def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:

@@ -13,7 +13,7 @@ from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
-from sglang_dflash.plan.settings import LONGER_CONTEXT, OVERRIDE_FLAG, PLAIN_LAYERS, Settings
+from sglang_dflash.plan.settings import LONGER_CONTEXT, PLAIN_LAYERS, Settings
 
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
@@ -130,12 +130,11 @@ def _window(settings: Settings, pair: Pair) -> Finding:
 def _context(settings: Settings, pair: Pair) -> Finding:
     own, configured = pair.context, pair.drafter.max_position_embeddings
     context = settings.context_length or own
-    if 0 < own < context and not settings.may_exceed_context:
+    if 0 < own < context and settings.longer_context.lower() not in ("true", "1", "yes", "y"):
         return error(
             f"--context-length {context} exceeds the target's {own}, and SGLang refuses it",
             expected=f"at most {own}, or {LONGER_CONTEXT}=1",
-            remedy=f"set --context-length {own}; or {LONGER_CONTEXT}=1 with the target card's RoPE scaling in "
-            f"{OVERRIDE_FLAG}",
+            remedy=f"set --context-length {own}, or the variable and the RoPE scaling of the target's card",
         )
     if configured >= context:
         return ok(f"{context}, drafter {configured}")

@@ -160,10 +160,6 @@ class Settings:
         return self.worker_switch == BUILTIN
 
     @property
-    def may_exceed_context(self) -> bool:
-        return self.longer_context.lower() in ("true", "1", "yes", "y")  # SGLang's ``EnvBool``
-
-    @property
     def dequantises(self) -> bool:
         return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
 

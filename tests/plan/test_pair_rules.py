@@ -107,7 +107,7 @@ def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -
         (tokenizer(words={"hello": 900}), None, "", "mask token's name", "warn", "'hello', an ordinary token"),
         ({**tokenizer(MASK), "version": "1.0"}, tokenizer(MASK), "", "tokenizer", "ok", ""),
         (tokenizer(), tokenizer(MASK), "", "tokenizer", "error", "differs"),
-        (tokenizer(), None, "", "chat template", "warn", "the target has none"),
+        (tokenizer(), None, "", "chat template", "warn", "the target has no chat template"),
         (tokenizer(), None, "{% if enable_thinking %}", "chat template", "ok", "has a thinking switch"),
     ],
 )
