@@ -55,7 +55,7 @@ def highest_fraction(machine: Device, settings: Settings, vocab: int) -> float:
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
     Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
-    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GiB enough.
+    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough.
     """
     if machine.is_unified or not machine.memory:
         return 0.8 if machine.is_unified else 0.9
