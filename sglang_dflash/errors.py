@@ -57,7 +57,7 @@ class Finding:
         object.__setattr__(self, "value", printable(self.value))  # may quote a file
 
     def __str__(self) -> str:
-        return f"{self.value}. Expected: {self.expected}. Fix: {self.remedy}."
+        return f"{self.about}: {self.value}. Expected: {self.expected}. Fix: {self.remedy}."
 
     @classmethod
     def of(cls, error: DFlashError, about: str = "") -> Finding:

@@ -12,6 +12,7 @@ from typing import Any
 from sglang_dflash.upstream import check_version, misfit
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+_CONFIG = "srt.configs.model_config.ModelConfig"
 _GATHER = "srt.managers.scheduler_components.dp_attn"
 _GDN = "srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
 _POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
@@ -56,7 +57,8 @@ def _register_hooks() -> None:
     if "sglang.srt.managers.scheduler" in sys.modules:
         _register_scheduler_hooks()
     before: Hooks = {
-        "srt.configs.model_config.ModelConfig._derive_context_length": launch.configure_drafter,
+        f"{_CONFIG}.__init__": launch.override_drafter,
+        f"{_CONFIG}._derive_context_length": launch.lift_context,
         "srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": reports.load_in_tokenizer_workers,
         f"{_TOOLS}.parse_non_stream": streams.mark_whole,
     }

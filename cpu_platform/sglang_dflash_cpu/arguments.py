@@ -100,6 +100,8 @@ def choose_backends(server_args: Any, previous: Step) -> None:
     changes, warnings = cpu_values(lambda field: getattr(cfg, field))
     for line in warnings:
         logger.warning("CPU platform: %s", line)
+    if cfg.enable_lora or cfg.lora_paths:
+        changes["lora_backend"] = "torch_native"
     changes["cuda_graph_config"] = _without_graphs(server_args, cfg)
     defaults = _defaults(cfg, model_config)
     declare_resolution(server_args, "sglang_dflash_cpu", **changes, **defaults)
@@ -157,12 +159,6 @@ def check_pair(model_config: Any, cfg: Any) -> None:
             f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is not supported",
             f"one of {', '.join(_KV_DTYPES)}",
             "leave it out: the KV cache then has the model's dtype",
-        ),
-        (
-            bool(cfg.enable_lora or cfg.lora_paths),
-            f"{'--lora-paths' if cfg.lora_paths else '--enable-lora'} on a CPU is not supported",
-            "a server without adapters: SGLang's LoRA layers need pinned memory, which needs an accelerator",
-            "merge the adapter into the checkpoint, or serve it on a GPU",
         ),
         (
             drafter_scheme not in _PLAIN,

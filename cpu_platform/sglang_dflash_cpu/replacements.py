@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sglang_dflash_cpu import threads
@@ -47,6 +48,28 @@ def _pad_without_pinned_memory(original: Callable[..., Any], self: Any, model_ru
 
     forward_batch_info._is_cpu = True
     original(self, model_runner)
+
+
+class _Unpinned:
+    """``torch`` with factories that ignore ``pin_memory``."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in ("tensor", "zeros"):
+            return found
+        return lambda *args, pin_memory=False, **kwargs: found(*args, **kwargs)
+
+
+def _load_adapters(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
+
+    layers.torch = torch_backend.torch = _Unpinned()
+    original(self, *args, **kwargs)
+
+
+def _leave_unpinned(buffer: Tensor, registration_granularity_bytes: int | None = None) -> None:
+    return None
 
 
 def _pad_heads(original: Callable[..., Any], model_config: Any, load_config: Any, tp_size: int) -> Any:
@@ -116,6 +139,9 @@ TABLE: tuple[Replacement, ...] = (
     # Disaggregation: pinned memory and CUDA events for slot numbers, and a CUDA event for a cached prefix
     Replacement(_DISAGGREGATION + "utils.get_kv_class", _kv_class),
     Replacement(_PREFILL_SERVER + "maybe_send_cached_prefix_chunk", _send_prefix_with_the_rest),
+    # Pinned memory: adapters; the host's table of routed experts
+    Replacement("sglang.srt.lora.lora_manager.LoRAManager.__init__", _load_adapters),
+    Replacement("sglang.srt.mem_cache.pool_host.common._cuda_host_register", _leave_unpinned),
     # Slow: weights stored by output on Intel processors, float32 products of MKL on AMD processors
     Replacement(_LINEAR + "create_weights", dense.create_weights),
     Replacement(_LINEAR + "apply", dense.apply),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, best_ratio, index_of_most_requests
 from sglang_dflash.plan.device import Device
@@ -63,7 +62,7 @@ class Proposal:
 class Adviser:
     def __init__(self, settings: Settings, machine: Device, pair: Pair, table: MemoryTable) -> None:
         self._settings, self._machine, self._pair, self._table = settings, machine, pair, table
-        self._highest_fraction = max(table.fraction, highest_fraction(machine))
+        self._highest_fraction = max(table.fraction, table.highest)
         self._groups = settings.groups
 
     def more_requests(self) -> list[Advice]:

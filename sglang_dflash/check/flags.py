@@ -12,11 +12,15 @@ from typing import NoReturn
 from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.division import size
+from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
+_MISSPELT = 0.9  # similarity of a misspelt flag; less proves nothing
+_ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
+_LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
 _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk"}  # read for exact mode only
 
 
@@ -87,7 +91,8 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
             remedy="leave it out, or put its flag before it",
         )
     name = word.partition("=")[0]
-    similar = next(iter(get_close_matches(name, known, 1)), None)
+    matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
+    similar = next(iter(matches), None)
     raise DFlashError(
         f"SGLang {TESTED_SGLANG} has no flag {name}",
         expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
@@ -141,13 +146,17 @@ def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Fin
             remedy="leave --enable-torch-compile out",
             about="torch.compile",
         )
-    highest, fraction = highest_fraction(machine), settings.mem_fraction_static or 0
-    if machine.is_unified and fraction > highest:
+    fraction = settings.mem_fraction_static or 0
+    highest = highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
+    least = (1 - highest) * (1 if machine.is_unified else _LEAST_LEFT)
+    if machine.memory and 1 - fraction < least:
+        kind = "unified memory, which the host's programs share" if machine.is_unified else "device memory"
+        left = size(int(machine.memory * (1 - fraction))) or "nothing"
         yield warn(
-            f"--mem-fraction-static {fraction} of unified memory, which the host's programs share",
-            expected=f"at most {highest}: servers are killed at 0.85",
+            f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
+            expected=f"at most {highest}, by SGLang's estimate for this card and prefill chunk",
             remedy=f"set --mem-fraction-static {highest}",
-            about="unified memory",
+            about="memory fraction",
         )
 
 

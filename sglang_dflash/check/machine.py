@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.plan.settings import Settings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -48,13 +50,22 @@ GPUS = {
 }
 
 
-def highest_fraction(machine: Device) -> float:
-    """Return the largest proposed share of device memory for weights and pools.
+def highest_fraction(machine: Device, settings: Settings, vocab: int) -> float:
+    """Return the largest proposed share of device memory for weights and pools; ``vocab``: tokens of the target.
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
-    Qwen3.8-27B).
+    Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
+    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough.
     """
-    return 0.8 if machine.is_unified else 0.9
+    if machine.is_unified or not machine.memory:
+        return 0.8 if machine.is_unified else 0.9
+    gib = machine.memory // GIB
+    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
+    chunk = max(settings.chunked_prefill_size or chunk, 2048)
+    reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
+    logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
+    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / machine.memory
+    return min(0.9, max(0.0, math.floor(100 * share) / 100))
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:

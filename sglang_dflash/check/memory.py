@@ -34,6 +34,7 @@ class MemoryTable:
     device: str
     static_bytes: int  # 0 if unknown
     fraction: float  # of the device's memory
+    highest: float  # fraction that is proposed
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
     weighed: bool  # whether the weights are known exactly
@@ -54,11 +55,12 @@ def unknown_size(pair: Pair) -> Finding | None:
 
 def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
     sizing = sizing_of(settings, machine, pair, copies=copies)
-    memory, fraction = machine.memory or 0, settings.mem_fraction_static or min(MEM_FRACTION, highest_fraction(machine))
+    memory, highest = machine.memory or 0, highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
+    fraction = settings.mem_fraction_static or (highest if machine.is_unified else MEM_FRACTION)
     static = int(memory * fraction)
     served, other = divide(settings, sizing, static)
     device = machine.name if memory else f"{machine.name}: sizes only"
-    return MemoryTable(device, static, fraction, served, other, _is_weighed(settings, pair))
+    return MemoryTable(device, static, fraction, highest, served, other, _is_weighed(settings, pair))
 
 
 def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
@@ -79,7 +81,7 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
     running, slots = settings.running, slots_per_request(settings)
     window = context_window(settings.speculative_draft_window_size, drafter)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
-    context = settings.context_length or count(text, "max_position_embeddings", drafter.max_position_embeddings)
+    context = settings.context_length or pair.context or drafter.max_position_embeddings
     return Sizing(
         target_weights=_target_weights(settings, pair, dtype),
         drafter_weights=_drafter_weights(drafter, dtype, tp),
@@ -120,9 +122,9 @@ def _request_states(
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
-    quantised = settings.quantization and pair.quantisation is None
+    quantised = (settings.quantization and pair.quantisation is None) or "quantization_config" in pair.overrides
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0
-    return pair.target_files.tensors is not None and not (quantised or offloaded or pair.overrides)
+    return pair.target_files.tensors is not None and not (quantised or offloaded)
 
 
 def _target_weights(settings: Settings, pair: Pair, dtype: str) -> int:

@@ -149,7 +149,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     running = min(running, tokens // 2)
     if state.slot:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
-    return Pools(sizing, replay, tokens, slots, running)
+    return Pools(sizing, replay, tokens if running else 0, slots, running)
 
 
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:

@@ -11,7 +11,6 @@ import torch
 
 from sglang_dflash.check.advice import Advice, Adviser, Load
 from sglang_dflash.check.flags import check_flags, check_linear_backends
-from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
@@ -80,7 +79,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         here = "no GPU here; use --gpu or --memory-gib to check another machine"
         return Report([*findings, Finding("ok", here, about=_RUNNING)], plan, memory)
     if memory.weighed:
-        findings.append(replace(_weights(memory, highest_fraction(machine)), about="weights"))
+        findings.append(replace(_weights(memory), about="weights"))
     findings.append(replace(_running(settings, memory), about=_RUNNING, estimated=True))
     findings.append(replace(_tokens(memory.served), about=_LENGTH, estimated=True))
     adviser = Adviser(settings, machine, pair, memory)
@@ -107,11 +106,11 @@ def _left(settings: Settings, pair: Pair, machine: Device) -> Finding:
     return _worker(settings, pair, machine) if left_untouched(settings, pair, machine) else ok("ours")
 
 
-def _weights(memory: MemoryTable, highest: float) -> Finding:
+def _weights(memory: MemoryTable) -> Finding:
     weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
     if weights < static:
         return ok(f"{size(weights)} of {size(static)}")
-    wider = f"--mem-fraction-static {highest}, " if weights * fraction < static * highest else ""
+    wider = f"--mem-fraction-static {memory.highest}, " if weights * fraction < static * memory.highest else ""
     return error(
         f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
         expected="static memory that holds the weights and leaves room for K/V",
@@ -124,10 +123,13 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
     if served.running >= wanted:
         return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
     if served.running == 0:
+        slots, share = served.sizing.slots_per_request, f"their share holds {served.state_slots}"
+        few = f": one request takes {slots} recurrent states, {share}" if 0 < served.state_slots < slots else ""
+        static = f"{size(memory.static_bytes)} of static memory ({memory.fraction} of the device)"
         return error(
-            f"weights and one request need more than the {size(memory.static_bytes)} of static memory",
-            expected=f"more than {size(served.sizing.weights)}",
-            remedy="use more GPUs (--tp-size), a larger --mem-fraction-static or a quantised target",
+            f"no request fits into the {static}{few}",
+            expected=f"more than {size(served.sizing.weights)}, the weights, and one request",
+            remedy=f"use more GPUs (--tp-size), a quantised target, or --mem-fraction-static up to {memory.highest}",
         )
     level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
     return level(
@@ -171,7 +173,7 @@ def _load(
 ) -> Finding:
     served, contexts = memory.served, load.contexts_in(memory.served)
     if load.fits(served) and contexts >= load.conversations:
-        return note(f"served; {contexts} contexts kept")  # answers the user's question
+        return note(f"the load is served; {contexts} contexts are kept")  # answers the user's question
     if proposal := adviser.propose(load):
         remedy = f"set {proposal}"
     else:
@@ -186,7 +188,7 @@ def _load(
                 remedy += f"; or {flag} {wider}"
     wanted = f"{load.users} at once, {max(load.users, load.conversations) * load.context:,} tokens of K/V"
     return warn(
-        f"{served.running} at once, with {served.tokens:,} tokens of K/V in total; {contexts} contexts kept",
+        f"{served.running} requests run at once, with {served.tokens:,} tokens of K/V; {contexts} contexts are kept",
         expected=f"{wanted}, {load.conversations} contexts kept" if load.conversations else wanted,
         remedy=remedy,
     )

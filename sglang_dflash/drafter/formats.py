@@ -31,7 +31,7 @@ _OTHERS = (
     "use the target's DFlash or DFlash2 drafter, or serve this one with its authors' engine (DSpark: convert it with "
     "SpecForge's scripts/gates/normalize_dflash_export.py and serve it with --speculative-algorithm DSPARK)"
 )
-_FIELDS = ("dflash_config", "target_layer_ids", "mask_token_id", "block_size")  # any of them marks a DFLASH drafter
+DRAFTERS = ("dflash_config", "target_layer_ids", "mask_token_id", "block_size")  # any of them marks a DFLASH drafter
 _SPECULATORS = "speculators_model_type"
 _AUTOMODEL_CLASSES = {"Qwen3DFlashDraftModel": PLAIN, "Qwen3DFlash2DraftModel": "DFlash2DraftModel"}
 _CLASSES = {**_AUTOMODEL_CLASSES, "DominoDraftModel": PLAIN}  # the last is SpecForge's
@@ -58,10 +58,10 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
         DFlashError: SGLang does not serve it either.
     """
     name, keys = architecture(config), flat(config)
-    if "DFlash" not in str(name) and keys.keys().isdisjoint(_FIELDS):
+    if "DFlash" not in str(name) and keys.keys().isdisjoint(DRAFTERS):
         algorithm = "EAGLE3" if "Eagle3" in str(name) else "EAGLE" if "Eagle" in str(name) else "STANDALONE"
         raise DFlashError(
-            f"{name} is no DFLASH drafter: its config.json states none of {', '.join(_FIELDS)}",
+            f"{name} is no DFLASH drafter: its config.json states none of {', '.join(DRAFTERS)}",
             expected="a model that was trained with this target to draft blocks from the target's hidden states",
             remedy=f"use the target's DFLASH drafter, serve this model with --speculative-algorithm {algorithm}, or "
             "leave --speculative-draft-model-path out to copy repeated text without a drafter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -102,8 +103,10 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, enable_draft_weights_cpu_backup=True)
         logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
     write_record(server_args, plan)
-    if plan.drafts:
+    if plan.drafts:  # SGLang reads the drafter's configuration here, with the target's overrides
+        _declare(server_args, json_model_override_args=json.dumps(plan.overrides))
         previous(server_args)
+        _declare(server_args, json_model_override_args=settings.json_model_override_args)
     else:  # SGLang requires a path, and reads its configuration if no block size is set
         path = settings.model_path
         _declare(server_args, speculative_draft_model_path=path, speculative_num_draft_tokens=plan.block)
@@ -121,18 +124,23 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, mamba_ssm_dtype=pair.state_dtype(settings, device))
 
 
-def configure_drafter(model_config: Any, context_length: int | None) -> None:
-    """Hook before ``ModelConfig._derive_context_length``: apply overrides, and lift a shorter drafter's limit.
+def override_drafter(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hook before ``ModelConfig.__init__``: a drafter has its own overrides, where SGLang applies the target's."""
+    if kwargs.get("is_draft_model") and isinstance(plan := read_record(get_server_args()), ServingPlan):
+        kwargs["model_override_args"] = json.dumps(plan.overrides)
+    return args, kwargs
+
+
+def lift_context(model_config: Any, context_length: int | None) -> None:
+    """Hook before ``ModelConfig._derive_context_length``: lift a shorter drafter's limit.
 
     A DFlash drafter cannot read out of bounds: its K/V use the target's slots, and its RoPE table covers the target's
     context plus the blocks beyond.
     """
     ours = set(model_config.hf_config.architectures or []) & set(ARCHITECTURES)
-    if not (model_config.is_draft_model and ours and isinstance(plan := read_record(get_server_args()), ServingPlan)):
+    if not (model_config.is_draft_model and ours and isinstance(read_record(get_server_args()), ServingPlan)):
         return
     text = model_config.hf_text_config
-    for key, value in plan.overrides.items():
-        setattr(text, key, value)
     if context_length is not None:
         text.max_position_embeddings = max(text.max_position_embeddings, context_length)
 

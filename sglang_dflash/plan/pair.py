@@ -12,7 +12,7 @@ from typing import Any
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
-from sglang_dflash.drafter.formats import SLIDING, flat, kind_left_to_builtin
+from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.settings import DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
@@ -24,10 +24,13 @@ DTYPE_BYTES: dict[str, float] = {
 }  # fmt: skip
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
-_SHAPES = {
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "layer_types",
-}  # fmt: skip
+# sizes of the target's weights, with which the drafter was trained
+_SHAPES = (
+    "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "layer_types", "full_attention_interval", "linear_num_value_heads", "linear_num_key_heads",
+    "linear_value_head_dim", "linear_key_head_dim", "num_experts", "moe_intermediate_size",
+)  # fmt: skip
+_ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
 _MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
 
@@ -64,7 +67,8 @@ class Pair:
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
-        return {**self.target_files.config, **self.overrides}
+        _check_overrides(self.target_files.config, self.overrides)
+        return overridden(self.target_files.config, self.overrides)
 
     @cached_property
     def text(self) -> Mapping[str, Any]:
@@ -86,18 +90,7 @@ class Pair:
     def drafter(self) -> DrafterConfig:
         if not self.has_drafter:
             return DrafterConfig.none(self.target)
-        config = self.drafter_files.config
-        stated = flat(config)
-        shared = {key: value for key, value in self.overrides.items() if key in stated}
-        for key in shared.keys() & _SHAPES - self.drafter_overrides.keys():
-            if shared[key] != stated[key]:
-                raise DFlashError(
-                    f"{OVERRIDE_FLAG} sets {key} to {shared[key]!r} in the drafter too, whose config.json has "
-                    f"{stated[key]!r}",
-                    expected="a value that fits both models",
-                    remedy=f"set {DRAFTER_OVERRIDE}='{json.dumps({key: stated[key]})}' for the drafter",
-                )
-        return DrafterConfig.from_dict({**config, **shared, **self.drafter_overrides})
+        return DrafterConfig.from_dict(overridden(self.drafter_files.config, self.drafter_overrides))
 
     @cached_property
     def kind(self) -> str | None:
@@ -117,6 +110,14 @@ class Pair:
     def loaded_files(self) -> ModelFiles:
         """As loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
+
+    @cached_property
+    def context(self) -> int:
+        """The target's longest sequence, as SGLang's ``get_context_length`` derives it; 0 if not stated."""
+        rope = _rope(self.text)
+        is_whole = rope.get("rope_type") == "llama3" or "original_max_position_embeddings" in rope
+        factor = 1 if is_whole else rope.get("factor")
+        return int(count(self.text, "max_position_embeddings", 0) * (factor if isinstance(factor, int | float) else 1))
 
     def block_size(self, settings: Settings) -> int:
         """Return the positions of the widest block that is served: no wider than the widths in the width file."""
@@ -161,6 +162,37 @@ class Pair:
 
     def loaded_from(self, view: Path) -> Pair:
         return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply overrides as SGLang's ``get_config`` does: parts and top-level RoPE are merged, the rest replaced."""
+    found = dict(config)
+    for key, value in overrides.items():
+        current = _rope(found) if key in _ROPE else found.get(key)
+        if key in (*_ROPE, "text_config") and isinstance(value, Mapping) and isinstance(current, Mapping):
+            replaced = _ROPE if value.keys() & set(_ROPE) else ()
+            value = {**current, **dict.fromkeys(replaced), **value}
+        found.update(dict.fromkeys(_ROPE) if key in _ROPE else {})
+        found[key] = value
+    return found
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next((each for key in _ROPE if isinstance(each := config.get(key), Mapping)), {})
+
+
+def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+    stated, given = (text_config(each) if "text_config" in config else each for each in (config, overrides))
+    absent = [key for key in ("text_config", *DRAFTERS) if key in overrides and key not in config]
+    changed = [key for key in _SHAPES if key in given and given[key] != stated.get(key)]
+    for key in [*absent, *changed]:
+        remedy = "state its keys at the top level" if key == "text_config" else f"leave {key} out"
+        own = f"set {DRAFTER_OVERRIDE}='{json.dumps({key: overrides.get(key)})}' for the drafter"
+        raise DFlashError(
+            f"{OVERRIDE_FLAG} sets {key} to {given.get(key)!r}, and the target's config.json has {stated.get(key)!r}",
+            expected="keys of the target with the sizes of its weights; the drafter keeps its configuration",
+            remedy=own if key in DRAFTERS else remedy,
+        )
 
 
 def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:

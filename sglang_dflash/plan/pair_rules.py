@@ -13,7 +13,7 @@ from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.plan import chooses_copies
 from sglang_dflash.plan.serving import context_window
-from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
+from sglang_dflash.plan.settings import LONGER_CONTEXT, PLAIN_LAYERS, Settings
 
 Rule = Callable[[Settings, Pair], Finding]
 _CHUNK = 64  # tokens of SGLang's GDN kernels
@@ -128,9 +128,15 @@ def _window(settings: Settings, pair: Pair) -> Finding:
 
 
 def _context(settings: Settings, pair: Pair) -> Finding:
-    context = settings.context_length or pair.text.get("max_position_embeddings")
-    configured = pair.drafter.max_position_embeddings
-    if not isinstance(context, int) or configured >= context:
+    own, configured = pair.context, pair.drafter.max_position_embeddings
+    context = settings.context_length or own
+    if 0 < own < context and settings.longer_context.lower() not in ("true", "1", "yes", "y"):
+        return error(
+            f"--context-length {context} exceeds the target's {own}, and SGLang refuses it",
+            expected=f"at most {own}, or {LONGER_CONTEXT}=1",
+            remedy=f"set --context-length {own}, or the variable and the RoPE scaling of the target's card",
+        )
+    if configured >= context:
         return ok(f"{context}, drafter {configured}")
     return warn(
         f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
@@ -282,7 +288,7 @@ def _chat_template(settings: Settings, pair: Pair) -> Finding:
     template = _template_of(pair.target_files)
     if template is None:
         return warn(
-            "the target has none",
+            "the target has no chat template",
             expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )

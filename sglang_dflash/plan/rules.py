@@ -73,7 +73,7 @@ def _drafter_path(settings: Settings, pair: Pair) -> Finding:
             remedy=f"set --speculative-draft-model-path, or leave {flag_of(given[0])} out",
         )
     return note(
-        "none (--speculative-draft-model-path): blocks are copied from text that a request repeats",
+        "there is no drafter (--speculative-draft-model-path): blocks are copied from text that a request repeats",
         expected="a drafter that was trained for this target, for text that repeats nothing",
         remedy="none needed; a drafter's card names its target",
     )

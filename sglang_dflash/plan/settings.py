@@ -19,6 +19,7 @@ COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
+LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 RAGGED_VERIFY = "SGLANG_RAGGED_VERIFY_MODE"
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
@@ -55,6 +56,7 @@ class Settings:
     base_gpu_id: int = 0
     bf16_gemm_backend: str = "auto"
     chat_template: str | None = None
+    chunked_prefill_size: int | None = None
     context_length: int | None = _number(None, 1, 1 << 31)
     cpu_offload_gb: int = 0
     decode_attention_backend: str | None = None
@@ -124,6 +126,7 @@ class Settings:
     drafter_override: str = _variable(DRAFTER_OVERRIDE)
     skip_gather: str = _variable(SKIP_GATHER)
     ragged_verify: str = _variable(RAGGED_VERIFY)
+    longer_context: str = _variable(LONGER_CONTEXT)
     conv_dtype_variable: str = _variable("SGLANG_MAMBA_CONV_DTYPE")
     ssm_dtype_variable: str = _variable("SGLANG_MAMBA_SSM_DTYPE")
 

@@ -99,7 +99,7 @@ def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch
     assert _defaults(cfg, model)["max_total_tokens"] == 32 * 4096
 
 
-NOT_SET = "quantization enable_lora lora_paths speculative_draft_model_path speculative_draft_model_quantization"
+NOT_SET = "quantization speculative_draft_model_path speculative_draft_model_quantization"
 PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys(NOT_SET.split())}
 
 
@@ -128,7 +128,6 @@ def test_a_plain_decoder_is_served() -> None:
         ({"is_encoder_decoder": True}, "Target is an encoder-decoder model"),
         ({"config": {"quantization_config": {"quant_method": "awq"}}}, "Target with awq quantisation"),
         ({"config": {"quantization_config": {"bits": 4}}}, "Target with unnamed quantisation"),
-        ({"arguments": {"enable_lora": True, "lora_paths": ["a"]}}, "--lora-paths on a CPU"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

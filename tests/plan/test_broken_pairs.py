@@ -18,7 +18,6 @@ NO_DRAFTER = ("--model-path", "TARGET", "--speculative-algorithm", "DFLASH")
 
 FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
 DRAFTER_INT8 = ("--speculative-draft-model-quantization", "w8a8_int8")
-LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj")
 LOSSY = ("--speculative-accept-threshold-single", "0.5")
 # What a GPU serves and the CPU platform does not.
 NOT_ON_A_CPU = [
@@ -26,7 +25,6 @@ NOT_ON_A_CPU = [
     Broken("int8 target", "w8a8_int8 quantisation on a CPU", flags=("--quantization", "w8a8_int8")),
     Broken("fp8 KV cache", "--kv-cache-dtype fp8_e4m3 on a CPU", flags=("--kv-cache-dtype", "fp8_e4m3")),
     Broken("drafter quantised by flag", " ".join([*DRAFTER_INT8, "on a CPU"]), flags=DRAFTER_INT8),
-    Broken("adapters", "--enable-lora on a CPU", flags=LORA),
     Broken("what only SGLang's worker serves", "not lossless", flags=LOSSY),
 ]
 

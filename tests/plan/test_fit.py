@@ -187,7 +187,8 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
     report = preflight(parse([], **pair)[0], GPUS["h200"])
     certain = [finding for finding in report.findings if finding.level == "error" and not finding.estimated]
     assert [finding.about for finding in certain] == (["weights"] if weighed else [])
-    assert "weights and one request need more" in str(report.findings)
+    assert "no request fits into the 119.34 GiB of static memory (0.85 of the device)" in str(report.findings)
+    assert report.memory is not None and report.memory.served.tokens == 0
     assert CliRunner().invoke(app, ["check", *pair.values(), "--gpu", "h200"]).exit_code == 2
     if weighed:
         with pytest.raises(DFlashError, match=r"weights of one rank take 149.* a larger --tp-size"):

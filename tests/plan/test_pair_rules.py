@@ -43,7 +43,8 @@ FLOAT16 = "served in float16"
         ("heads by tensor parallelism", "ok", "TP 4", {}, {}, {"tp_size": 4}),  # more ranks than KV heads share them
         ("block size", "ok", "8", {"block_size": MISSING}, {}, {"speculative_num_draft_tokens": 8}),
         ("context length", "warn", "2048", {"max_position_embeddings": 2048}, {}, {}),
-        ("context length", "warn", "8192", {}, {}, {"context_length": 8192}),
+        ("context length", "warn", "8192", {}, {}, {"context_length": 8192, "longer_context": "1"}),
+        ("context length", "error", "exceeds the target's 4096", {}, {}, {"context_length": 8192}),
         # SGLang serves float32 checkpoints in float16.
         ("dtype", "ok", "bfloat16", {}, {"dtype": "bfloat16"}, {"dtype": "auto"}),
         ("dtype", "warn", FLOAT16, {}, {"dtype": "float32"}, {"dtype": "auto"}),
@@ -57,6 +58,28 @@ def test_a_doubtful_pair_is_a_warning(
 ) -> None:
     found = finding(about, Settings(**settings), pair_of(drafter(**drafters), target(**targets)))
     assert found.level == level and said in found.value
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "remedy"),
+    [
+        ({"vocab_size": 5}, "sets vocab_size to 5", "leave vocab_size out"),
+        ({"num_hidden_layers": 2}, "sets num_hidden_layers to 2", "leave num_hidden_layers out"),
+        ({"layer_types": None}, "sets layer_types to None", "leave layer_types out"),
+        (
+            {"dflash_config": {"block_size": 4}},
+            "sets dflash_config",
+            "SGLANG_DFLASH_DRAFTER_OVERRIDE='{\"dflash_config",
+        ),
+    ],
+)
+def test_an_override_of_what_the_weights_decide_is_one_error(override: Any, said: str, remedy: str) -> None:
+    texts = target(layer_types=["full_attention"] * 12)
+    for stated, given in ((texts, override), ({"text_config": texts}, override | {"text_config": override})):
+        pair = pair_of(drafter(), stated, overrides=given)
+        vars(pair.target_files).update(config=vars(pair).pop("target"))
+        found = finding("vocabulary", Settings(), pair)
+        assert found.level == "error" and said in found.value and remedy in found.remedy
 
 
 def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
@@ -84,7 +107,7 @@ def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -
         (tokenizer(words={"hello": 900}), None, "", "mask token's name", "warn", "'hello', an ordinary token"),
         ({**tokenizer(MASK), "version": "1.0"}, tokenizer(MASK), "", "tokenizer", "ok", ""),
         (tokenizer(), tokenizer(MASK), "", "tokenizer", "error", "differs"),
-        (tokenizer(), None, "", "chat template", "warn", "the target has none"),
+        (tokenizer(), None, "", "chat template", "warn", "the target has no chat template"),
         (tokenizer(), None, "{% if enable_thinking %}", "chat template", "ok", "has a thinking switch"),
     ],
 )

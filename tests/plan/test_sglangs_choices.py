@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +19,18 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptFp8Config
 from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+from sglang.srt.utils.hf_transformers.common import get_context_length, get_hf_text_config
+from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_dflash.check.flags import check_flags
 from sglang_dflash.check.machine import GPUS
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.config import load_config
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import PROVEN, unproven_kind
 from sglang_dflash.plan.settings import Settings
+from tests.support.cards import FOLDER as CARDS
 from tests.support.configs import drafter, pair_of, target
 
 pytestmark = pytest.mark.sglang
@@ -42,6 +51,35 @@ NAMES = ("auto", "fp8_e5m2", "fp8_e4m3", "mxfp8", "bf16", "bfloat16", "nvfp4", "
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 TYPES = {**SERVED, "bf16": torch.bfloat16, "fp8_e5m2": torch.float8_e5m2, "fp8_e4m3": torch.float8_e4m3fn}
 TYPES |= {"mxfp8": torch.float8_e4m3fn, "nvfp4": torch.float4_e2m1fn_x2, "fp4_mx_block16": torch.float4_e2m1fn_x2}
+
+
+_LINEAR, _PART = {"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}
+_YARN = {**_PART, "rope_theta": 10000000, "original_max_position_embeddings": 262144}
+ROPES: list[dict[str, Any]] = [
+    *({key: rope} for key in ("rope_parameters", "rope_scaling")
+      for rope in (_YARN, _PART, {"factor": 2.0}, _LINEAR)),
+    {"max_position_embeddings": 8192}, {"vision_config": {"depth": 3}}, {"rope_theta": 5000},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-27B", "Qwen3-Coder-Next"])
+@pytest.mark.parametrize("stored", [{}, *({"rope_scaling": rope} for rope in (_YARN, _LINEAR))])
+@pytest.mark.parametrize("override", [{}, *ROPES, *({"text_config": rope} for rope in ROPES[:9])], ids=json.dumps)
+def test_overrides_are_merged_as_sglang_merges_them(
+    name: str, stored: dict[str, Any], override: dict[str, Any], tmp_path: Path
+) -> None:
+    config = load_config(CARDS / name / "target")
+    config.get("text_config", config).update(stored)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pair = Pair(ModelFiles(str(tmp_path)), ModelFiles(""), override)
+    if "text_config" in override.keys() - config.keys():
+        with pytest.raises(DFlashError, match="at the top level"):
+            _ = pair.target
+        return
+    theirs = get_hf_text_config(get_config(str(tmp_path), trust_remote_code=False, model_override_args=override))
+    assert pair.context == get_context_length(theirs)
+    assert pair.text["vocab_size"] == theirs.vocab_size and pair.hybrid
+    assert json.loads((tmp_path / "config.json").read_text()) == pair.target_files.config
 
 
 @given(

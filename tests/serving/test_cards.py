@@ -18,7 +18,7 @@ from sglang_dflash_lab.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER, NAMES, VOCAB, card, shrink_drafter, shrink_target
 from tests.support.checkpoints import assert_greedy, spread_weights
 from tests.support.configs import write_model
-from tests.support.generation import answers, flush
+from tests.support.generation import answers, flush, tokens
 from tests.support.servers import (
     LAUNCH_SERVER,
     SGLANG_SERVE,
@@ -108,6 +108,45 @@ def test_tokens_are_the_targets(name: str, tmp_path: Path) -> None:
         assert_greedy(target, prompt, answer["output_ids"])
         assert again["output_ids"] == answer["output_ids"]
     assert 0 < 2 * blocks(accepting) < blocks(answers)
+
+
+# What the targets' cards append for long texts, shrunk, and its form for a target without ``text_config``.
+OLD, FACTOR = 512, 4  # tokens of the context before, and times as many after
+_YARN = {"rope_type": "yarn", "rope_theta": 10000000, "factor": FACTOR, "original_max_position_embeddings": OLD}
+_MROPE = {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
+LONG_TEXTS = {
+    "Qwen3.5-27B": {"text_config": {"rope_parameters": {**_YARN, **_MROPE}}},
+    "Qwen3-Coder-Next": {"rope_scaling": _YARN},
+}
+
+
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_the_cards_command_for_long_texts(name: str, tmp_path: Path) -> None:
+    """Beyond the old context too, as plain decoding with the same override."""
+    build(name, tmp_path)
+    config = load_config(tmp_path / "target")
+    config.get("text_config", config)["max_position_embeddings"] = OLD
+    (tmp_path / "target" / "config.json").write_text(json.dumps(config))
+    override = ("--json-model-override-args", json.dumps(LONG_TEXTS[name]))
+    long = (*FLOAT32, "--context-length", str(FACTOR * OLD), "--max-running-requests", "4")
+    allowed = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    draw = random.Random(1)
+    asked = [draw.choices(range(10, VOCAB - 300), k=length) for length in (20, 130, OLD - 20, OLD + 200)]
+    params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    plain = []
+    for given in ((), override):
+        with running(tmp_path, "--model-path", str(tmp_path / "target"), *long, *given, **allowed) as server:
+            plain.append(tokens(answers(server, asked, params)))
+    without, expected = plain
+    assert expected != without
+    known = json.dumps([prompt + answer for prompt, answer in zip(asked, expected, strict=True)])
+    flags = [*card(name).arguments_for(tmp_path / "target", tmp_path / "drafter"), *long, *override]
+    with running(tmp_path, *flags, **card(name).environment, **allowed, **with_plugin(tmp_path, "oracle")) as server:
+        (tmp_path / "answers.json").write_text(known)
+        found = answers(server, asked, params)
+        assert worker_info(server)["version"] and f"context_len={FACTOR * OLD}" in server.log
+    assert tokens(found) == expected
+    assert all(2 * answer["meta_info"]["spec_verify_ct"] < NEW_TOKENS for answer in found)
 
 
 def blocks(answers: list[dict[str, Any]]) -> int:
