@@ -71,7 +71,8 @@ def error_of(case: Case, seed: int = 0) -> float:
     pool[:, ~owned] = torch.nan
     keys, values = pool.to(case.stored or case.dtype).to(DEVICE)
     # the queries are a part of wider rows
-    q = torch.randn(width * (requests + case.pads), heads + 1, case.head_dim, dtype=case.dtype, device=DEVICE)[:, :heads]
+    shape = width * (requests + case.pads), heads + 1, case.head_dim
+    q = torch.randn(shape, dtype=case.dtype, device=DEVICE)[:, :heads]
     rows = torch.cat([owners, torch.zeros(case.pads, dtype=torch.int64)]).to(DEVICE)
     lengths = torch.tensor([*case.lengths, *[0] * case.pads], device=DEVICE)
     options = {"scale": case.head_dim**-0.5, **case.options}
@@ -109,7 +110,10 @@ CASES = {
     "sinks and one part": Case(MIXED, sinks=True, parts=1, options={"causal": True}),
     "groups of 6, two tiles": Case((90, 20), width=7, group=6),
     "groups of 8, width 32": Case((90, 20), width=32, group=8, kv_heads=1, tiles=Tiling(64, 32, 4, 2)),
-    **{f"bfloat16, dimension {d}": Case((130, 40), head_dim=d, dtype=BF16, tiles=None, parts=None) for d in (64, 128, 256)},
+    **{
+        f"bfloat16, dimension {size}": Case((130, 40), head_dim=size, dtype=BF16, tiles=None, parts=None)
+        for size in (64, 128, 256)
+    },
     **{
         f"{stored}": Case((40, 66), width=8, dtype=BF16, stored=stored, options={"k_scale": 0.5, "v_scale": 2.0})
         for stored in (E4M3, E5M2)

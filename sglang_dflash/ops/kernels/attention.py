@@ -18,7 +18,8 @@ from triton.runtime import driver
 from sglang_dflash.ops.kernels import assert_dense
 
 LOG2E = tl.constexpr(1.4426950408889634)
-_SMALL = tl.constexpr(8)  # tiles per part below which a multiprocessor gets one: partial sums cost as much as their rows
+# tiles of a part; shorter ones get a multiprocessor each, because their partial sums cost as many bytes
+_SMALL = tl.constexpr(8)
 _REQUESTS = 512  # lanes that plan, at most, unless more requests run
 _FEW = 4  # requests, each of which may have many parts
 
