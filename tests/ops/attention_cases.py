@@ -58,14 +58,14 @@ def error_of(case: Case, seed: int = 0) -> float:
     pages = -(-max(total) // case.page)
     owners = torch.randperm(requests + 2)[:requests] + 1
     order = 1 + torch.randperm(pages * requests).view(requests, pages)
-    table = torch.zeros(requests + 4, max(total) + 5 - case.cut, dtype=torch.int32)
+    table = torch.full((requests + 4, max(total) + 5 - case.cut), 2**30, dtype=torch.int32)
+    table[0] = 0  # of padded rows
     owned = torch.zeros((1 + pages * requests) * case.page, dtype=torch.bool)
     owned[0] = True
     for i, rows in enumerate(total):
         slots = (order[i, :, None] * case.page + torch.arange(case.page)).flatten().roll(case.ring)[:rows]
         slots = slots[: table.shape[1]]
         table[owners[i], : len(slots)] = slots.int()
-        table[owners[i], len(slots) :] = 2**30
         owned[slots] = True
     pool = torch.randn(2, len(owned), case.kv_heads, case.head_dim)
     pool[:, ~owned] = torch.nan
@@ -95,6 +95,8 @@ CASES = {
     "many parts": Case(MIXED, parts=24),
     "one part each": Case(MIXED, parts=1),
     "two programs per multiprocessor": Case((700, 5, 300), parts=6, tiles=Tiling(16, 16, 4, 2, 2)),
+    "more parts than a step of the reduction": Case((700, 20), parts=40),
+    "a long request after short ones": Case((*[0] * 12, 300), parts=4),
     "padded rows": Case(MIXED, pads=3),
     "more requests than lanes of the smallest plan": Case(tuple(7 * i % 50 for i in range(20)), width=2, parts=22),
     "pages of 16": Case(MIXED, page=16),

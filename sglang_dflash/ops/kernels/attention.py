@@ -49,9 +49,9 @@ def tiling(rows: int, head_dim: int, itemsize: int, capability: int) -> Tiling:
         return Tiling(min(m, 64), 16, 4, 2)
     if head_dim <= 128:
         if m == 128:
-            return Tiling(m, 64 if large else 32, 8, 6 if large else 3)
+            return Tiling(m, 64, 8, 6) if large else Tiling(m, 16, 8, 3)
         return Tiling(m, 64, 4, 6, 2) if large else Tiling(m, 32, 4, 3, 2)
-    if large and m <= 64:
+    if large and m <= 32:
         return Tiling(m, 32, 4, 3, 2)
     return Tiling(m, 32, 4 if m <= 32 else 8, 3)
 
@@ -132,6 +132,7 @@ def attend_block_kernel(
     last = tl.minimum(first + share, length)
     if first >= last:
         return
+    place = (_slot_of(counts, request, BS) + split) * (KV_HEADS * TILES) + head_tile
     row = head_tile % TILES * M + tl.arange(0, M)
     kv_head, d, n = head_tile // TILES, tl.arange(0, D), tl.arange(0, N)
     q_row = (request * width + row // GROUP).to(tl.int64) * q_token + (kv_head * GROUP + row % GROUP) * q_head
@@ -174,7 +175,6 @@ def attend_block_kernel(
             out, acc, top, total, sinks, request, width, head_tile, row, out_token, out_head, v_scale, GROUP, TILES, D
         )
     else:
-        place = (_slot_of(counts, request, BS) + split) * (KV_HEADS * TILES) + head_tile
         tile_row = tl.arange(0, M)
         tl.store(sums + place * (M * D) + tile_row[:, None] * D + d[None, :], acc)
         tl.store(stats + place * (2 * M) + tile_row, top)
