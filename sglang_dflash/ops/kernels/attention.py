@@ -21,7 +21,6 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # tiles of a part; shorter ones get a multiprocessor each, because their partial sums cost as many bytes
 _SMALL = tl.constexpr(8)
 _REQUESTS = 512  # lanes that plan, at most, unless more requests run
-_FEW = 4  # requests, each of which may have many parts
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,14 @@ def tiling(rows: int, head_dim: int, itemsize: int, capability: int) -> Tiling:
         capability: of the GPU, 90 for sm_90.
     """
     large = capability in (80, 90, 100, 103, 110)  # more than 160 KiB of shared memory
-    most = 128 if rows > 64 and (large or head_dim <= 128) else 64
-    m = min(max(16, triton.next_power_of_2(rows)), most)
+    m = min(max(16, triton.next_power_of_2(rows)), 128 if head_dim <= 128 else 64)
     if itemsize > 2:
         return Tiling(min(m, 64), 16, 4, 2)
     if head_dim <= 128:
         if m == 128:
             return Tiling(m, 64, 8, 6) if large else Tiling(m, 16, 8, 3)
         return Tiling(m, 64, 4, 6, 2) if large else Tiling(m, 32, 4, 3, 2)
-    if large and m <= 32:
-        return Tiling(m, 32, 4, 3, 2)
-    return Tiling(m, 32, 4 if m <= 32 else 8, 3)
+    return Tiling(m, 32, 4, 3, 2 if large else 1) if m <= 32 else Tiling(m, 32, 8, 3)
 
 
 @triton.jit
@@ -256,7 +252,7 @@ def block_attention(
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], table.stride(0), table.shape[1], *out.stride()[:2],
         scale * k_scale, v_scale, **shape, STAGES=chosen.stages, CAUSAL=causal, CAP=cap, num_warps=chosen.warps,
     )  # fmt: skip
-    splits = 32 if bs <= _FEW else 4
+    splits = 32 if bs == 1 else 8  # at a time: one request has all parts
     reduced = max(1, min(chosen.rows, 4096 // (splits * D)))
     reduce_parts_kernel[triton.cdiv(min(chosen.rows, width * group), reduced), programs, bs](
         lengths, sinks, out, sums, stats, bs, width, parts, *out.stride()[:2], v_scale,
