@@ -70,7 +70,7 @@ EXACT, UNIFIED = "--enable-deterministic-inference", "--enable-unified-memory"
         ((DRAFTER, "triton"), SLIDES, "dgx-spark", "triton"),
         ((DRAFTER, "dflash"), SLIDES, "h200", "dflash"),
         (("--kv-cache-dtype", "fp8_e4m3"), SLIDES, "dgx-spark", "dflash"),
-        (("--speculative-draft-kv-cache-dtype", "nvfp4"), SLIDES, "dgx-spark", "flashinfer"),
+        (("--kv-cache-dtype", "nvfp4"), SLIDES, "dgx-spark", "flashinfer"),
         ((UNIFIED,), SLIDES, "dgx-spark", "flashinfer"),
         ((EXACT, TARGET, "triton"), SLIDES, "dgx-spark", "triton"),
         ((), HEADS_OF_80, "dgx-spark", "flashinfer"),

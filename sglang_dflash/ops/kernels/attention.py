@@ -187,13 +187,13 @@ def reduce_parts_kernel(
     tile_row, head_tile, request = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1), tl.program_id(2)
     chunk, counts = _plan(lengths, bs, width, parts, LEFT, PER_SM, N, BS)
     _, span, of_request, share = _share(lengths, request, width, chunk, LEFT)
+    if PDL:  # every program waits, or the next kernel would not come after the parts
+        tl.extra.cuda.gdc_wait()
     if of_request == 1:
         return
     start, d = _slot_of(counts, request, BS), tl.arange(0, D)
     top, total = tl.full((R,), float("-inf"), tl.float32), tl.zeros((R,), tl.float32)
     acc = tl.zeros((R, D), tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     for at in range(0, of_request, S):
         split = at + tl.arange(0, S)
         there = ((split < of_request) & (split * share < span))[None, :]
