@@ -105,6 +105,7 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Choose as the CPU platform does, except for attention and graphs."""
     asked = resolving_view(server_args)
     graph_config, drafts = asked.cuda_graph_config, asked.speculative_draft_attention_backend
+    others = asked.enable_deterministic_inference or os.environ.get("REHEARSE_BUILTIN")
     arguments.choose_backends(server_args, previous)
     if tokens := os.environ.get(PREFILL_GRAPHS):
         sizes = {"bs": [int(tokens)], "max_bs": int(tokens)}
@@ -115,7 +116,7 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
         server_args,
         __name__,
         attention_backend="triton",
-        speculative_draft_attention_backend=drafts or ("triton" if os.environ.get("REHEARSE_BUILTIN") else OUR_BACKEND),
+        speculative_draft_attention_backend=drafts or ("triton" if others else OUR_BACKEND),
         cuda_graph_config=with_phase(graph_config, Phase.DECODE, backend=Backend.FULL),
     )
 

@@ -39,21 +39,10 @@ def norm_rope(
 
 
 def block_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    rows: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    causal: bool = False,
-    window: int = -1,
-    cap: float = 0.0,
-    sinks: Tensor | None = None,
-    k_scale: float = 1.0,
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, lengths: Tensor, *, scale: float,
+    causal: bool = False, window: int = -1, cap: float = 0.0, sinks: Tensor | None = None, k_scale: float = 1.0,
     v_scale: float = 1.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Attend from blocks of ``w`` tokens to the context and the block of each request.
 
     Args:
