@@ -96,6 +96,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
     from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
+    from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
     from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
 
@@ -139,6 +140,7 @@ def _register_scheduler_hooks() -> None:
         f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
         f"{_TRITON}.__init__": exact.widen,
         f"{_GDN}.__init__": verify.take_projections,
+        f"{_TRITON}.shared_read_ends": backend.read_to_the_end,
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
         "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,

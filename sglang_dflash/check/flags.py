@@ -13,7 +13,7 @@ from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
-from sglang_dflash.plan.pair import Pair, count
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair, count
 from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
@@ -43,7 +43,7 @@ def sglang_parser() -> ArgumentParser:
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:
         if action.dest == "speculative_draft_attention_backend":  # SGLang checks it later
-            action.choices = [*DRAFT_ATTENTION_BACKEND_CHOICES, CPU_BACKEND]
+            action.choices = sorted({*DRAFT_ATTENTION_BACKEND_CHOICES, OUR_BACKEND, CPU_BACKEND})
         elif action.choices and "attention_backend" in action.dest:
             action.choices = [*action.choices, CPU_BACKEND]
     return parser

@@ -14,9 +14,14 @@ from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.hooks.takeover import check_sglang, on_our_cpu_platform, refuse_without_accelerator
+from sglang_dflash.hooks.takeover import (
+    accept_our_backend,
+    check_sglang,
+    on_our_cpu_platform,
+    refuse_without_accelerator,
+)
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device, local_gpu
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
 from sglang_dflash.plan.rules import check_plan, check_rules
 from sglang_dflash.plan.serving import ServingPlan
@@ -87,6 +92,9 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_plan(plan))
+    if plan.drafts and pair.draft_backend(settings, device) == OUR_BACKEND:
+        accept_our_backend()
+        _declare(server_args, speculative_draft_attention_backend=OUR_BACKEND)
     if plan.widths is not None:
         # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
         block = {"speculative_num_draft_tokens": plan.block, "speculative_dflash_block_size": plan.block}

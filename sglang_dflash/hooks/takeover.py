@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import why_no_accelerator
+from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import check_version, misfit, read_record
-from sglang_dflash.upstream.launch import HookRegistry, current_platform
+from sglang_dflash.upstream.launch import (
+    DRAFT_ATTENTION_BACKEND_CHOICES,
+    HookRegistry,
+    add_draft_attention_backend_choices,
+    current_platform,
+)
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
@@ -60,14 +66,23 @@ def worker_for(server_args: ServerArgs) -> type | None:
     return None
 
 
+def accept_our_backend() -> None:
+    """Make SGLang accept our attention backend for the drafter, in this process."""
+    if OUR_BACKEND not in DRAFT_ATTENTION_BACKEND_CHOICES:
+        add_draft_attention_backend_choices([OUR_BACKEND])
+
+
 def our_worker() -> type:
     from sglang_dflash.drafter.formats import ARCHITECTURES
+    from sglang_dflash.model.backend import BlockAttention
     from sglang_dflash.model.drafter import DFlashDraftModel
-    from sglang_dflash.upstream.worker import Req, add_models
+    from sglang_dflash.upstream.worker import Req, add_models, register_attention_backend
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
     check_hooks()
+    accept_our_backend()
+    register_attention_backend(OUR_BACKEND)(BlockAttention)
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
     # under speculation SGLang samples a token even if none is requested; hooks cannot replace a property
     Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)

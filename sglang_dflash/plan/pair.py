@@ -15,7 +15,7 @@ from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.settings import DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
+from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
 DTYPE_BYTES: dict[str, float] = {
@@ -24,6 +24,7 @@ DTYPE_BYTES: dict[str, float] = {
 }  # fmt: skip
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
+OUR_BACKEND = "dflash"  # ops.block_attention
 # sizes of the target's weights, with which the drafter was trained
 _SHAPES = (
     "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -140,7 +141,32 @@ class Pair:
         return "float16" if stated in (None, "float32") else str(stated)
 
     def draft_backend(self, settings: Settings, machine: Device) -> str | None:
-        """Follow SGLang's ``_resolve_dflash_draft_attention_backend``; None for an unknown GPU."""
+        """Return the drafter's attention backend; None for an unknown GPU.
+
+        By default ours where SGLang would choose FlashInfer or Triton, otherwise SGLang's.
+        """
+        if settings.speculative_draft_attention_backend == OUR_BACKEND:
+            return OUR_BACKEND
+        found = self._sglangs_draft_backend(settings, machine)
+        by_default = settings.speculative_draft_attention_backend is None and machine.kind == "gpu"
+        replaced = by_default and found in ("flashinfer", "triton") and self.backend_obstacle(settings) is None
+        return OUR_BACKEND if replaced else found
+
+    def backend_obstacle(self, settings: Settings) -> str | None:
+        """Return why our attention backend cannot serve the drafter, or None."""
+        stored = settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype
+        if stored != "auto" and DTYPE_BYTES.get(stored, 0) not in (1, 2, 4):
+            return f"the drafter's K/V are stored in {stored}"
+        if not is_tile(self.drafter.head_dim):
+            return f"head_dim of the drafter is {self.drafter.head_dim}"
+        if settings.enable_unified_memory:
+            return "--enable-unified-memory translates slots"
+        if settings.enable_deterministic_inference:
+            return f"{DETERMINISTIC_FLAG}: its sums depend on the batch"
+        return None
+
+    def _sglangs_draft_backend(self, settings: Settings, machine: Device) -> str | None:
+        # follows ``_resolve_dflash_draft_attention_backend``
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and machine.capability is not None:
@@ -193,6 +219,11 @@ def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) ->
             expected="keys of the target with the sizes of its weights; the drafter keeps its configuration",
             remedy=own if key in DRAFTERS else remedy,
         )
+
+
+def is_tile(size: int) -> bool:
+    """Return whether our attention kernel has tiles of this head size."""
+    return 16 <= size <= 256 and size & (size - 1) == 0
 
 
 def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:

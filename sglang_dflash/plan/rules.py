@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings, flag_of
@@ -35,8 +35,8 @@ def check_rules(settings: Settings, pair: Pair, machine: Device) -> list[Finding
         return [*findings, read]
     rules = PAIR_RULES if pair.has_drafter else TARGET_RULES
     findings += [apply(about, rule, settings, pair) for about, rule in rules.items()]
-    if pair.drafter.sliding_window is not None and machine.kind == "gpu":
-        findings.append(apply("drafter's attention backend", _syncs, settings, pair, machine))
+    if pair.has_drafter and machine.kind == "gpu":
+        findings.append(apply("drafter's attention backend", _draft_backend, settings, pair, machine))
     findings += check_backends(settings, machine, hybrid=pair.hybrid)
     return findings
 
@@ -134,18 +134,15 @@ def check_backends(settings: Settings, machine: Device, *, hybrid: bool) -> Iter
         yield apply(flag_of(name), _backend, flag_of(name), value, machine, machine.capability, limited=limited)
 
 
-def _syncs(settings: Settings, pair: Pair, machine: Device) -> Finding:
-    # FlashInfer plans without a sync for one kind of layer only (``flashinfer_backend.py``, ``dispatch_reason``)
+def _draft_backend(settings: Settings, pair: Pair, machine: Device) -> Finding:
     backend = pair.draft_backend(settings, machine)
-    if backend != "flashinfer":
-        return ok(str(backend or "unknown"))
-    other = "fa3" if machine.capability is not None and machine.capability[0] in _MAJORS["fa3"] else "triton"
-    level = warn if settings.speculative_draft_attention_backend else note  # a default may be the best available
-    return level(
-        "flashinfer, for a drafter with sliding layers: the host waits for the device three times per step",
-        expected="a backend that plans without waits",
-        remedy=f"set --speculative-draft-attention-backend {other}",
-    )
+    if backend == OUR_BACKEND and (obstacle := pair.backend_obstacle(settings)):
+        return error(
+            f"--speculative-draft-attention-backend {OUR_BACKEND}: {obstacle}",
+            expected="K/V of 8, 16 or 32 bits, and heads of a power of two up to 256",
+            remedy="leave --speculative-draft-attention-backend out",
+        )
+    return ok(str(backend or "unknown"))
 
 
 def _backend(flag: str, backend: str, machine: Device, capability: tuple[int, int], *, limited: bool) -> Finding:

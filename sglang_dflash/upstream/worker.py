@@ -9,6 +9,8 @@ from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
 from sglang.srt.disaggregation.base.conn import StateType
 from sglang.srt.disaggregation.utils import append_state_component
 from sglang.srt.environ import envs
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import track_mamba_states_all_layers
 from sglang.srt.layers.dp_attention import get_dp_tp_group
 from sglang.srt.layers.layernorm import RMSNorm
@@ -27,6 +29,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode, assign_req_to_token_pool_func
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode, page_aligned_decode_alloc_lens
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, ReqToTokenPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner, SamplingPrewarmResult

@@ -1,8 +1,8 @@
 """Debugging aids of a step: profiler ranges, and a guard against calls that synchronise with the device.
 
 A first call may wait for a compilation, so a server should only warn. SGLang functions that synchronise:
-``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), ``update_sliding_window_buffer``
-(Triton attention, sliding layers, no CUDA graph), ``call_begin_forward`` (FlashInfer, sliding layers or no CUDA graph).
+``set_mamba_track_indices_from_reqs`` (hybrid targets, one step after a request ends), and with FlashInfer
+``call_begin_forward`` (no CUDA graph, or a drafter with sliding layers for which it was requested).
 """
 
 from __future__ import annotations

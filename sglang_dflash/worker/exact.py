@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sglang_dflash.model.backend import attend_block, verifies_with_kernel
 from sglang_dflash.plan import serving
 from sglang_dflash.states.stepped import ALIGNMENT
 from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
@@ -35,17 +36,22 @@ def prepare(original: Callable[..., None], backend: Any, forward_batch: Any, *ar
 
 
 def attend(
-    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any,
-    **options: Any,
+    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any,
+    save_kv_cache: bool = True, **options: Any,
 ) -> Any:  # fmt: skip
-    """Hook around ``forward_extend``: q, k and v already have a row per position."""
+    """Hook around ``forward_extend``: q, k and v already have a row per position.
+
+    A verify that is not exact runs the drafter's kernel, where it serves the layer.
+    """
     if _is_exact_block(backend, forward_batch):
         read = backend.forward_metadata
         for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
             # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
             assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
-        return backend.forward_decode(q, k, v, layer, forward_batch, *args, **options)
-    return original(backend, q, k, v, layer, forward_batch, *args, **options)
+        return backend.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **options)
+    if save_kv_cache and k is not None and verifies_with_kernel(backend, layer, forward_batch, options):
+        return attend_block(backend, q, k, v, layer, forward_batch, options.get("sinks"))
+    return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **options)
 
 
 def as_rows(forward_batch: Any, width: int) -> Any:

@@ -128,6 +128,7 @@ def compiled_for(capability: int, ptxas: str | None = None) -> Iterator[list[Lau
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
         get_current_device=lambda: (capability, ptxas),  # Triton keeps its compiled kernels by device
         get_current_stream=lambda device=None: 0,
+        utils=SimpleNamespace(get_device_properties=lambda device: {"multiprocessor_count": 132}),
     )
     run, before = JITFunction.run, driver._active
 

@@ -118,9 +118,26 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
     ops.argmax(tensor(bs * width, vocab, dtype=torch.bfloat16))
+    _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
+
+
+def _attention(shapes: RankShapes, bs: int, width: int, table: Tensor, longs: Callable[..., Tensor]) -> None:
+    """Layers of the drafter, full and sliding, and the target's verify."""
+    drafter, target = shapes.drafter, shapes.target
+    tp = drafter.num_heads // shapes.draft_heads
+    heads, kv_heads = target["num_attention_heads"] // tp, max(1, target["num_key_value_heads"] // tp)
+    drafts = shapes.draft_heads, shapes.draft_kv_heads, drafter.head_dim
+    for (q, kv, dim), causal, window in (
+        (drafts, False, -1),
+        (drafts, True, 2047),
+        ((heads, kv_heads, target["head_dim"]), True, -1),
+    ):
+        queries, pool = (tensor(rows, n, dim, dtype=torch.bfloat16) for rows, n in ((bs * width, q), (4096, kv)))
+        scale = dim**-0.5
+        ops.block_attention(queries, pool, pool, table, longs(bs), longs(bs), scale=scale, causal=causal, window=window)
 
 
 def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:

@@ -18,6 +18,7 @@ from triton.knobs import NvidiaTool
 
 from sglang_dflash import states
 from sglang_dflash.ops import kernels
+from sglang_dflash.ops.kernels.attention import block_attention
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts, view_rings
 from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
 from sglang_dflash.ops.kernels.model import argmax, convolve_block, norm_rope, walk_candidates
@@ -40,12 +41,15 @@ KERNELS = {
 WIDTHS = (4, 5, 16)
 BATCHES = (1, 3, 16)
 MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multiprocessor
-WIDE = {"gdn_verify_kernel": {"32"}, "gdn_commit_kernel": {"16 of 32", "32"}}  # take more in a step of these widths
+# Take more in a step of these widths.
+WIDE = {"gdn_verify_kernel": {"32"}, "gdn_commit_kernel": {"16 of 32", "32"}}
+WIDE |= dict.fromkeys(("attend_block_kernel", "reduce_parts_kernel"), set(STEPS))
+TILED = {"attend_block_kernel", "reduce_parts_kernel"}  # compiled per tile: width, and few or many requests
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "kernels.md"
 
 
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
-    interpreted("ops/cases.py", "states/cases.py", "states/sglang_cases.py")
+    interpreted("ops/cases.py", "ops/attention_cases.py", "states/cases.py", "states/sglang_cases.py")
 
 
 def test_a_verify_convolves_as_sglangs_kernels() -> None:
@@ -57,6 +61,9 @@ def test_nothing_is_compiled_for_another_batch_or_width() -> None:
         with compiled_for(90) as launches:
             launch_ours(shapes, bs=1, width=4)
             expected = {launch.key for launch in launches}
+            for bs, width in product((1, 16), WIDTHS):
+                launch_ours(shapes, bs=bs, width=width)
+            expected |= {launch.key for launch in launches if launch.kernel in TILED}
             for width in WIDTHS:
                 for bs in BATCHES:
                     launch_ours(shapes, bs=bs, width=width)
@@ -105,6 +112,7 @@ EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
 TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
 DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
+HEADS, INTS = (torch.zeros(2, 1, 16),) * 3, torch.zeros(2, 8, dtype=torch.int32)
 
 
 def convolve(rows: torch.Tensor = DENSE, steps: int = 2) -> None:
@@ -127,6 +135,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
     "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
     "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, DENSE, least=4),
+    "attend_block_kernel": lambda: block_attention(*HEADS, INTS, EVERY_OTHER[:2], DENSE[:2], scale=1.0),
+    "reduce_parts_kernel": lambda: block_attention(*HEADS, INTS, DENSE[:2], EVERY_OTHER[:2], scale=1.0),
     "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
     "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, TABLE, DENSE, TABLE, TABLE),
     "part_largest_kernel": lambda: argmax(EVERY_OTHER[None]),

@@ -50,35 +50,42 @@ def test_a_backend_that_the_gpu_cannot_run_is_an_error(gpu: str, flag: str, name
         assert flag in finding.remedy
 
 
+PLAIN, HEADS_OF_80 = pair_of(drafter()), pair_of(drafter(head_dim=80))
 SLIDES = pair_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64))
 MIXED = pair_of(drafter(layer_types=["sliding_attention", "full_attention"], sliding_window=64))
-FLASHINFER, FLASHINFER_DRAFTS = (TARGET, "flashinfer"), (DRAFTER, "flashinfer")
+EXACT, UNIFIED = "--enable-deterministic-inference", "--enable-unified-memory"
 
 
 @pytest.mark.parametrize(
-    ("flags", "pair", "gpu", "level", "instead"),
+    ("flags", "pair", "gpu", "served"),
     [
-        (FLASHINFER_DRAFTS, SLIDES, "h200", "warn", "fa3"),
-        (FLASHINFER, SLIDES, "b200", "note", "triton"),
-        (FLASHINFER, pair_of(drafter()), "h200", None, None),
-        ((*FLASHINFER, DRAFTER, "fa3"), SLIDES, "h200", "ok", None),
-        ((), SLIDES, "h200", "ok", None),
-        ((), SLIDES, "b200", "ok", None),  # trtllm_mha
-        ((), MIXED, "b200", "ok", None),  # fa4
-        ((), MIXED, "rtx5090", "note", "triton"),
-        ((), SLIDES, "dgx-spark", "note", "triton"),
-        ((), SLIDES, "rtx3090", "note", "fa3"),
-        ((), SLIDES, "l40s", "note", "fa3"),
+        ((), PLAIN, "h200", "fa3"),
+        ((), SLIDES, "b200", "trtllm_mha"),
+        ((), MIXED, "b200", "fa4"),
+        *(((), pair, gpu, "dflash") for pair in (PLAIN, SLIDES) for gpu in ("rtx5090", "dgx-spark", "rtx3090", "l40s")),
+        ((TARGET, "flashinfer"), SLIDES, "h200", "dflash"),
+        ((TARGET, "triton"), PLAIN, "h200", "dflash"),
+        ((TARGET, "flashinfer", DRAFTER, "fa3"), SLIDES, "h200", "fa3"),
+        ((DRAFTER, "flashinfer"), SLIDES, "dgx-spark", "flashinfer"),
+        ((DRAFTER, "triton"), SLIDES, "dgx-spark", "triton"),
+        ((DRAFTER, "dflash"), SLIDES, "h200", "dflash"),
+        (("--kv-cache-dtype", "fp8_e4m3"), SLIDES, "dgx-spark", "dflash"),
+        (("--kv-cache-dtype", "nvfp4"), SLIDES, "dgx-spark", "flashinfer"),
+        ((UNIFIED,), SLIDES, "dgx-spark", "flashinfer"),
+        ((EXACT, TARGET, "triton"), SLIDES, "dgx-spark", "triton"),
+        ((), HEADS_OF_80, "dgx-spark", "flashinfer"),
     ],
 )
-def test_flashinfer_waits_for_the_device_with_a_drafter_that_slides(
-    flags: tuple[str, ...], pair: Pair, gpu: str, level: str | None, instead: str | None
+def test_our_kernel_serves_the_drafter_where_sglang_would_take_flashinfer_or_triton(
+    flags: tuple[str, ...], pair: Pair, gpu: str, served: str
 ) -> None:
-    """Where SGLang chooses it too; a warning is for a choice that the user made for the drafter."""
-    rules = check_rules(options(*flags), pair, GPUS[gpu])
-    found = [each for each in rules if each.about == "drafter's attention backend"]
-    assert [each.level for each in found] == ([level] if level else [])
-    assert not instead or found[0].remedy == f"set --speculative-draft-attention-backend {instead}"
+    settings = options(*flags)
+    (found,) = (each for each in check_rules(settings, pair, GPUS[gpu]) if each.about == "drafter's attention backend")
+    assert (found.level, found.value) == ("ok", served)
+    asked = replace(settings, speculative_draft_attention_backend="dflash")
+    fits = served != "flashinfer" or DRAFTER in flags
+    (found,) = (each for each in check_rules(asked, pair, GPUS[gpu]) if each.about == "drafter's attention backend")
+    assert (found.level == "ok") is (fits and EXACT not in flags), found
 
 
 @pytest.mark.sglang

@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
+from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash.upstream.launch import (
     HookRegistry,
     HookType,
@@ -103,7 +104,8 @@ def _in_place(row: replacements.Replacement) -> replacements.Replacement:
 def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Choose as the CPU platform does, except for attention and graphs."""
     asked = resolving_view(server_args)
-    graph_config = asked.cuda_graph_config
+    graph_config, drafts = asked.cuda_graph_config, asked.speculative_draft_attention_backend
+    others = asked.enable_deterministic_inference or os.environ.get("REHEARSE_BUILTIN")
     arguments.choose_backends(server_args, previous)
     if tokens := os.environ.get(PREFILL_GRAPHS):
         sizes = {"bs": [int(tokens)], "max_bs": int(tokens)}
@@ -114,7 +116,7 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
         server_args,
         __name__,
         attention_backend="triton",
-        speculative_draft_attention_backend="triton",
+        speculative_draft_attention_backend=drafts or ("triton" if others else OUR_BACKEND),
         cuda_graph_config=with_phase(graph_config, Phase.DECODE, backend=Backend.FULL),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang.srt.platforms.interface import PlatformCapabilities
 
+from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 
@@ -17,7 +18,7 @@ class RehearsalPlatform(DFlashCpuPlatform):
         return "triton"
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        return backend == "triton"
+        return backend in ("triton", OUR_BACKEND)
 
     def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
         return "triton"

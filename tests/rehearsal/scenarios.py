@@ -143,11 +143,18 @@ DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
+_ATTENTION = tuple(f"{_OURS}attention.{op}_kernel" for op in ("attend_block", "reduce_parts"))
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs a smaller one: all that kernels outside of graphs are for, but recurrent states and other widths.
-    Scenario("dense", DENSE, (adjusted(ask(DENSE, 3)),), (*_PADDED, *_CHOICES, *_COPIES), environment={COPIES: "1"}),
+    Scenario(
+        "dense",
+        DENSE,
+        (adjusted(ask(DENSE, 3)),),
+        (*_PADDED, *_CHOICES, *_COPIES, *_ATTENTION),
+        environment={COPIES: "1"},
+    ),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar", DENSE, _features(DENSE), _CHOICES
     ),

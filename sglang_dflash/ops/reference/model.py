@@ -1,4 +1,4 @@
-"""Definitions inside the drafter's forward: norm and RoPE, DFlash2's convolution and selector, products."""
+"""Definitions inside the drafter's forward: norm and RoPE, attention, DFlash2's convolution and selector, products."""
 
 from __future__ import annotations
 
@@ -36,6 +36,47 @@ def norm_rope(
     if rotary_dim < heads.shape[-1]:
         parts.append(wide[..., rotary_dim:])
     return torch.cat(parts, dim=-1).to(heads.dtype)
+
+
+def block_attention(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, lengths: Tensor, *, scale: float,
+    causal: bool = False, window: int = -1, cap: float = 0.0, sinks: Tensor | None = None, k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Attend from blocks of ``w`` tokens to the context and the block of each request.
+
+    Args:
+        q: [bs * w, H, D], D a power of two; the last dimension is dense, here and in ``keys`` and ``values``.
+        keys, values: K/V pool [slots, KV, D], 16-bit, float32 or fp8; they hold the block too.
+        table: int32 [requests, C], a request's slots by position; slot 0 from C on.
+        rows, lengths: int [bs], row of the table, and tokens before the block.
+        causal: whether a position sees only positions up to itself.
+        window: positions before a query that it sees; -1 for all.
+        cap: soft cap of the scores, ``cap * tanh(score / cap)``; 0 for none.
+        sinks: [H], score of a key without a value.
+        k_scale, v_scale: factors of the stored K and V.
+
+    Returns:
+        [bs * w, H, D], dense, in the dtype of ``q``; computed in float32 or wider.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    width, group = len(q) // max(1, len(rows)), q.shape[1] // keys.shape[1]
+    out, block = torch.empty_like(q, memory_format=torch.contiguous_format), torch.arange(width, device=q.device)
+    for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
+        slots = F.pad(table[row, : length + width].long(), (0, max(0, length + width - table.shape[1])))
+        k, v = (pool[slots].to(wide).repeat_interleave(group, 1) for pool in (keys, values))
+        each = slice(i * width, (i + 1) * width)
+        score = torch.einsum("qhd,khd->hqk", q[each].to(wide), k) * (scale * k_scale)
+        if cap:
+            score = cap * torch.tanh(score / cap)
+        ahead = torch.arange(length + width, device=q.device) - (length + block)[:, None]
+        hidden = (ahead > 0 if causal else ahead > width) | (ahead < -window if window >= 0 else ahead > width)
+        score = score.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            score = torch.cat([score, sinks.to(wide)[:, None, None].expand(-1, width, 1)], 2)
+        weight = score.softmax(2)[:, :, : length + width]
+        out[each] = (torch.einsum("hqk,khd->qhd", weight, v) * v_scale).to(q.dtype)
+    return out
 
 
 def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: int) -> Tensor:

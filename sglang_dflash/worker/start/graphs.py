@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.plan.division import FLOOR
+from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash.upstream.worker import (
     CaptureHiddenMode,
     DecodeCudaGraphRunner,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Source of a verify's width in eager mode. In CUDA graphs every backend has one fixed width.
-WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash"})
+WIDTH_OF_THE_BATCH = frozenset({"flashinfer", "triton", "torch_dflash", OUR_BACKEND})
 WIDTH_OF_THE_SERVER = frozenset({"fa3", "fa4", "trtllm_mha"})  # the last one in its XQA mask, on sm_90 and sm_120
 FLOOR_GB = FLOOR / (1 << 30)  # SGLang's "GB"
 DRAFTER_GB = 1.0  # below this SGLang's own worker captures no graphs of the drafter

@@ -38,7 +38,6 @@ class HostSyncWarning(RuntimeWarning):
 # SGLang's functions that wait inside a step; ``worker/debug.py`` says when.
 EXCUSED = (
     "sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",
-    "sglang.srt.layers.attention.triton_backend.update_sliding_window_buffer",
     "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterPrefill.call_begin_forward",
     "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterDecode.call_begin_forward",
 )

@@ -1,0 +1,95 @@
+"""Block attention behind SGLang's interface: the drafter's backend, and a verify that SGLang's Triton backend serves.
+
+No metadata is prepared: the kernel reads lengths and slots where the batch has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.ops import block_attention
+from sglang_dflash.plan import serving
+from sglang_dflash.plan.pair import is_tile
+from sglang_dflash.upstream.worker import AttentionBackend, AttentionType, KVWriteLoc, SharedReadEnds, SWAKVPool
+
+
+class BlockAttention(AttentionBackend):
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self.kv_index_translator = runner.kv_index_translator
+        self.token_to_kv_pool, self.req_to_token = runner.token_to_kv_pool, runner.req_to_token_pool.req_to_token
+        if runner.token_to_kv_pool.get_key_buffer(0).dim() != 3:
+            raise DFlashError(
+                "the drafter's K/V are not stored token by token (SGLANG_USE_HND_KVCACHE)",
+                expected="a pool of the shape [slots, heads, head_dim]",
+                remedy="unset it, or choose another --speculative-draft-attention-backend",
+            )
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        pass
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def shared_read_ends(self, fm: Any) -> Any:
+        return SharedReadEnds.POST_REPLAY  # the kernel reads the slot table
+
+    def forward_extend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
+    ) -> Tensor:
+        assert forward_batch.forward_mode.is_target_verify() and save_kv_cache, forward_batch.forward_mode
+        return attend_block(self, q, k, v, layer, forward_batch)
+
+
+def attend_block(
+    backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, sinks: Tensor | None = None
+) -> Tensor:
+    """Write a block's K/V and attend: ``q [bs * w, H * D]`` to the same shape, dense."""
+    pool, scales = backend.token_to_kv_pool, {}
+    if layer.k_scale is None:
+        pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
+    else:  # which divides its arguments
+        scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
+        loc = KVWriteLoc.for_batch(forward_batch)
+        pool.set_kv_buffer(layer, loc, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
+    out = block_attention(
+        q.view(-1, layer.tp_q_head_num, layer.head_dim),
+        pool.get_key_buffer(layer.layer_id),
+        pool.get_value_buffer(layer.layer_id),
+        backend.req_to_token,
+        forward_batch.req_pool_indices,
+        forward_batch.seq_lens,
+        scale=layer.scaling,
+        causal=layer.attn_type != AttentionType.ENCODER_ONLY,
+        window=layer.sliding_window_size,
+        cap=layer.logit_cap,
+        sinks=sinks,
+        **scales,
+    )
+    return out.flatten(1)
+
+
+def verifies_with_kernel(backend: Any, layer: Any, forward_batch: Any, options: dict[str, Any]) -> bool:
+    """Return whether the kernel serves a layer of SGLang's Triton backend: of the target, and not in exact mode."""
+    others = {name for name, value in options.items() if value is not None} - {"sinks"}
+    return (
+        serving.plan is not None
+        and forward_batch.forward_mode.is_target_verify()
+        and not (backend.is_draft_runner or backend.enable_deterministic or backend.use_mla or others)
+        and not (isinstance(backend.token_to_kv_pool, SWAKVPool) or backend.kv_index_translator.is_translating)
+        and backend.dcp_size == 1
+        and layer.xai_temperature_len <= 0
+        and layer.attn_type == AttentionType.DECODER
+        and layer.qk_head_dim == layer.v_head_dim
+        and is_tile(layer.head_dim)
+    )
+
+
+def read_to_the_end(ends: Any, backend: Any, *args: Any, **options: Any) -> Any:
+    """Hook after ``TritonAttnBackend.shared_read_ends``: the kernel reads the slot table, not a copy."""
+    return SharedReadEnds.POST_REPLAY if ends is SharedReadEnds.IN_REPLAY and serving.plan is not None else None
