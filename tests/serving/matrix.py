@@ -129,12 +129,8 @@ COMMANDS = tuple(
 
 # States are replayed in all others.
 KEPT = tuple(
-    Cell("tiny-hybrid", drafter, block, arguments, ((REPLAY_SWITCH, "0"), *environment))
-    for drafter, block, arguments, environment in (
-        ("good", 16, (), ()),
-        ("dflash2", 8, (*PAGED, *CHUNKED), ()),
-        ("good", 16, (*RANDOM_WIDTHS, *WINDOW), RETRACTED),
-    )
+    Cell("tiny-hybrid", drafter, block, arguments, ((REPLAY_SWITCH, "0"),))
+    for drafter, block, arguments in (("good", 16, ()), ("dflash2", 8, (*PAGED, *CHUNKED)))
 )
 
 MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS, *KEPT)

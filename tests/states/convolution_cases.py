@@ -226,12 +226,15 @@ def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: 
         spec_info=SimpleNamespace(draft_token_num=layer.width),
     )  # fmt: skip
     call: dict[str, Any] = {"layer": of_layer, "forward_batch": batch}
+    mixed, z, b, a = projections.fused_qkvzba_split_reshape_cat_contiguous(
+        layer.qkvz, layer.ba, H, layer.HV, K, layer.V
+    )
     if hook:
         unsplit = (layer.qkvz, layer.ba)
         out, z = verify.verify(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
+        again = verify.verify(unexpected, backend, mixed_qkv=mixed, a=a, b=b, **call)  # as Qwen3-Next's
+        assert torch.equal(again[:, : layer.live], out[:, : layer.live])
     else:
-        split = projections.fused_qkvzba_split_reshape_cat_contiguous(layer.qkvz, layer.ba, H, layer.HV, K, layer.V)
-        mixed, z, b, a = split
         out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)
     kept = kept[: layer.bs - layer.pads]  # SGLang computes states of padding from uninitialised memory
     return {"outputs": out[:, : layer.live], "z": z, "kept": kept, "windows": windows}
