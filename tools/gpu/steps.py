@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
     repeats: int = 2
 
 
-SMALL = Sizes((1,), 4, 2, 4, 1)
+SMALL = Sizes((1,), 4, 1, 3, 1)
 
 
 def jobs(arms: tuple[str, ...]) -> list[Job]:
