@@ -6,8 +6,11 @@ Triton recompiles a kernel for an integer that is 1 or divisible by 16, so those
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 from torch import Tensor
+from triton.runtime import driver
 
 
 def assert_dense(*vectors: Tensor | None) -> None:
@@ -18,3 +21,13 @@ def assert_dense(*vectors: Tensor | None) -> None:
 
 def lanes_of(width: int) -> int:
     return max(32, triton.next_power_of_2(width))
+
+
+def dependent_launch() -> dict[str, Any]:
+    """Return the options of a launch that begins while the kernel before it ends, where SGLang's kernels do so too.
+
+    With ``PDL`` a kernel calls ``gdc_wait`` in every program, before it reads or writes what a forward computes.
+    """
+    target = driver.active.get_current_target()
+    supported = target.backend == "cuda" and target.arch >= 90
+    return {"PDL": True, "launch_pdl": True} if supported else {"PDL": False}
