@@ -2,6 +2,8 @@
 
 Verify: one program per (values, value head, request).
 
+- A program is one warp up to width 16. Half of its instructions are for [16, 16] matrices, which further warps would
+  repeat, with operands exchanged through shared memory.
 - The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
   contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
 - 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
@@ -18,16 +20,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from sglang_dflash.ops.kernels import assert_dense
-from sglang_dflash.states.reference import EPS, THRESHOLD
+from sglang_dflash.ops.kernels import assert_dense, dependent_launch
+from sglang_dflash.states.reference import EPS
 
-# Values of a state [V, K] per program, and lanes per load; with more a thread takes over 128 registers (over 16
-# positions 249, for the inverse in three TF32 parts).
-_VERIFIED, _COMMITTED, _LANES = 32, 64, 32
+# Values of a state [V, K] per program, and lanes per load. With more in a commit, a thread takes over 128 registers; a
+# verify with more repeats less work but has too few warps to hide latencies.
+_VERIFIED, _VERIFIED_LANES = 32, 16
+_COMMITTED, _LANES = 64, 32
+# 12 warps per multiprocessor; without the limit ptxas takes up to 255 or spills to reach a round number of warps
+_REGISTERS = 168
 
 
-def lanes_of_key(size: int) -> int:
-    return min(_LANES, max(16, triton.next_power_of_2(size)))
+def lanes_of_key(size: int, most: int = _LANES) -> int:
+    return min(most, max(16, triton.next_power_of_2(size)))
 
 
 def precision(activations: Tensor) -> str:
@@ -35,28 +40,56 @@ def precision(activations: Tensor) -> str:
 
 
 def verify_stages(activations: Tensor) -> int:
-    # with three, Triton's default, 8 bytes spill on sm_86 and sm_89; with two, sm_120 takes more registers
+    # with three, 8 bytes spill on sm_86 and sm_89
     return 2 if activations.is_cuda and driver.active.get_current_target().arch < 90 else 3
 
 
 @triton.jit
-def log1p(x):
-    rounded = 1.0 + x  # the quotient corrects its rounding
-    return tl.where(rounded == 1.0, x, tl.log(rounded) * (x / (rounded - 1.0)))
+def load(at, inside, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(at)
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
-def inverse_of_unit_lower(system, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    # (I + system)^-1 of a strictly lower triangular [2 ** LEVELS, 2 ** LEVELS]
+def log1p(x):
+    # of 0 <= x <= 1, as 2 artanh(x / (2 + x))
+    ratio = x / (2.0 + x)
+    series = 1.0 / 15
+    for odd in tl.static_range(13, 0, -2):
+        series = series * (ratio * ratio) + 1.0 / odd
+    return 2.0 * ratio * series
+
+
+@triton.jit
+def multiply_add(a, b, c, PRECISION: tl.constexpr):
+    # a @ b + c. No entry of a and b exceeds 1, so two fp16 parts are as precise as two TF32 parts: 2 ** -22.
+    if PRECISION == "ieee":
+        return tl.dot(a, b, c, input_precision="ieee")
+    a_high, b_high = a.to(tl.float16), b.to(tl.float16)
+    a_low = (a - a_high.to(tl.float32)).to(tl.float16)
+    b_low = (b - b_high.to(tl.float32)).to(tl.float16)
+    return tl.dot(a_high, b_high, tl.dot(a_high, b_low, tl.dot(a_low, b_high, c)))
+
+
+@triton.jit
+def inverse_of_unit_lower(negated, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+    # (I - negated)^-1 of a strictly lower triangular [2 ** LEVELS, 2 ** LEVELS]. A result of a product is the left
+    # operand of another one, or transposed the right one, without leaving its registers: hence both orientations.
     STEPS: tl.constexpr = 2**LEVELS
     row = tl.arange(0, STEPS)[:, None]
     column = tl.arange(0, STEPS)[None, :]
-    inverse = tl.where(row == column, 1.0, tl.where((row >> 1 == column >> 1) & (row > column), -system, 0.0))
+    inverse = tl.where(row == column, 1.0, tl.where((row >> 1 == column >> 1) & (row > column), negated, 0.0))
+    transposed = tl.trans(inverse)
+    zeros = tl.zeros((STEPS, STEPS), tl.float32)
     for level in tl.static_range(1, LEVELS):
         # Diagonal blocks of 2 ** level are inverted. For two of them, X and Y with C below X, write -Y C X at C.
         below = (row >> (level + 1) == column >> (level + 1)) & (row >> level > column >> level)
-        product = tl.dot(tl.where(below, system, 0.0), inverse, input_precision=PRECISION)
-        inverse -= tl.dot(inverse, product, input_precision=PRECISION)
+        product = multiply_add(transposed, tl.trans(tl.where(below, negated, 0.0)), zeros, PRECISION)
+        before = inverse
+        inverse = multiply_add(before, tl.trans(product), before, PRECISION)
+        if level + 1 < LEVELS:
+            transposed = multiply_add(product, tl.trans(before), transposed, PRECISION)
     return inverse
 
 
@@ -73,15 +106,21 @@ def gdn_verify_kernel(
     q, k, v, a, b, A_log, dt_bias, states, slots, updates, keys, decays, updates_low, keys_low, rows, out, width,
     value_heads, group, scale, q_stride, k_stride, v_stride, a_stride, b_stride, state_stride, update_stride,
     key_stride, decay_stride, K: tl.constexpr, V: tl.constexpr, RING: tl.constexpr, LEVELS: tl.constexpr,
-    LANES: tl.constexpr, VALUES: tl.constexpr, EPS: tl.constexpr, THRESHOLD: tl.constexpr, ROUND_BETA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LANES: tl.constexpr, VALUES: tl.constexpr, EVEN: tl.constexpr, EPS: tl.constexpr, ROUND_BETA: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
     STEPS: tl.constexpr = 2**LEVELS
     tile = tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
     key_head = head // group
     slot = tl.load(slots + request).to(tl.int64)
+    rate = tl.exp(tl.load(A_log + head).to(tl.float32))
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    if PDL:  # q, k, v, a and b are outputs of the kernel before; out and the records may still be read
+        tl.extra.cuda.gdc_wait()
     step = tl.arange(0, STEPS)
     in_block = step < width
     value = tile * VALUES + tl.arange(0, VALUES)[None, :]
@@ -93,74 +132,80 @@ def gdn_verify_kernel(
         tl.store(out + step[:, None] * (value_heads * V) + value, zeros, mask=written)
         return
 
-    # not yet normalised
     token = tl.minimum(step, width - 1)
+    gate = tl.load(a + first * a_stride + head + token * a_stride).to(tl.float32) + bias
+    strength = tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32)
+    # not yet normalised
     q_at = q + first * q_stride + key_head * K + (token * q_stride)[:, None]
     k_at = k + first * k_stride + key_head * K + (token * k_stride)[:, None]
     state_at = states + slot * state_stride + (head * V + tl.trans(value)) * K
-    q_squares = tl.zeros((STEPS,), tl.float32)
-    k_squares = tl.zeros((STEPS,), tl.float32)
-    read = tl.zeros((STEPS, VALUES), tl.float32)
-    erased = tl.zeros((STEPS, VALUES), tl.float32)
-    scores = tl.zeros((STEPS, STEPS), tl.float32)
-    overlaps = tl.zeros((STEPS, STEPS), tl.float32)
+    read = tl.zeros((VALUES, STEPS), tl.float32)
+    erased = tl.zeros((VALUES, STEPS), tl.float32)
+    zeros = tl.zeros((STEPS, STEPS), tl.float32)
+    q_overlaps = zeros
+    overlaps = zeros
+    scores = zeros
     for start in range(0, K, LANES):
         lane = start + tl.arange(0, LANES)[None, :]
-        queries = tl.load(q_at + lane, mask=lane < K, other=0.0)
-        own_keys = tl.load(k_at + lane, mask=lane < K, other=0.0)
-        state = tl.load(state_at + lane, mask=(lane < K) & (tl.trans(value) < V), other=0.0)
-        q_squares += tl.sum(queries.to(tl.float32) * queries.to(tl.float32), axis=1)
-        k_squares += tl.sum(own_keys.to(tl.float32) * own_keys.to(tl.float32), axis=1)
+        queries = load(q_at + lane, lane < K, EVEN)
+        own_keys = load(k_at + lane, lane < K, EVEN)
+        state = load(state_at + lane, (lane < K) & (tl.trans(value) < V), EVEN)
+        q_overlaps = tl.dot(queries, tl.trans(queries), q_overlaps, input_precision="ieee")
         scores = tl.dot(queries, tl.trans(own_keys), scores, input_precision="ieee")
         overlaps = tl.dot(own_keys, tl.trans(own_keys), overlaps, input_precision="ieee")
         rounded = state.to(q.dtype.element_ty)
-        read = tl.dot(queries, tl.trans(rounded), read, input_precision="ieee")
-        erased = tl.dot(own_keys, tl.trans(rounded), erased, input_precision="ieee")
+        read = tl.dot(rounded, tl.trans(queries), read, input_precision="ieee")
+        erased = tl.dot(rounded, tl.trans(own_keys), erased, input_precision="ieee")
         if q.dtype.element_ty != tl.float32 and states.dtype.element_ty != q.dtype.element_ty:
             rest = (state.to(tl.float32) - rounded.to(tl.float32)).to(q.dtype.element_ty)
-            read = tl.dot(queries, tl.trans(rest), read)
-            erased = tl.dot(own_keys, tl.trans(rest), erased)
-    q_factor = (tl.rsqrt(q_squares + EPS) * scale)[:, None]
-    k_factor = tl.rsqrt(k_squares + EPS)
+            read = tl.dot(rest, tl.trans(queries), read)
+            erased = tl.dot(rest, tl.trans(own_keys), erased)
+    v_at = v + first * v_stride + head * V + (token * v_stride)[:, None]
+    values = load(v_at + value, value < V, EVEN)
+    row = tl.load(rows + request).to(tl.int64)
+    same = step[:, None] == step[None, :]
+    q_factor = tl.rsqrt(tl.sum(tl.where(same, q_overlaps, 0.0), axis=1) + EPS) * scale
+    k_squares = tl.where(same, overlaps, 0.0)
+    k_factor = tl.rsqrt(tl.sum(k_squares, axis=1) + EPS)
+    k_factor_of_column = tl.rsqrt(tl.sum(k_squares, axis=0) + EPS)
 
-    gate = tl.load(a + first * a_stride + head + token * a_stride).to(tl.float32)
-    gate += tl.load(dt_bias + head).to(tl.float32)
-    softplus = tl.where(gate <= THRESHOLD, log1p(tl.exp(tl.minimum(gate, THRESHOLD))), gate)
-    g = -tl.exp(tl.load(A_log + head).to(tl.float32)) * softplus
-    beta = tl.sigmoid(tl.load(b + first * b_stride + head + token * b_stride).to(tl.float32))
+    g = -rate * (tl.maximum(gate, 0.0) + log1p(tl.exp(-tl.abs(gate))))
+    beta = tl.sigmoid(strength)
     if ROUND_BETA:
         beta = beta.to(b.dtype.element_ty).to(tl.float32)
-    beta = beta[:, None]
 
-    # as decay_between in states/reference.py
+    # As decay_between in states/reference.py: in float64 a difference of sums keeps its precision.
     later = step[:, None] > step[None, :]
-    decay = tl.exp(tl.cumsum(tl.where(later, g[:, None], 0.0), axis=0)) * k_factor[None, :]
-    decay_in = tl.exp(tl.cumsum(g, axis=0))[:, None]
-    system = tl.where(later, overlaps * decay * (beta * k_factor[:, None]), 0.0)
-    scores = tl.where(step[:, None] >= step[None, :], scores * decay * q_factor, 0.0)
-    v_at = v + first * v_stride + head * V + (token * v_stride)[:, None]
-    values = tl.load(v_at + value, mask=value < V, other=0.0).to(tl.float32)
-    values = (values - erased * (decay_in * k_factor[:, None])) * beta
-    inverse = inverse_of_unit_lower(system, LEVELS, PRECISION)
-    writes = tl.dot(inverse, values, input_precision=PRECISION)
-    result = tl.dot(scores, writes, read * (decay_in * q_factor), input_precision=PRECISION)
-    tl.store(out + step[:, None] * (value_heads * V) + value, result.to(out.dtype.element_ty), mask=written)
+    since = tl.cumsum(g.to(tl.float64), axis=0)
+    between = tl.where(later, (since[:, None] - since[None, :]).to(tl.float32), 0.0)
+    decay = tl.exp(between) * k_factor_of_column[None, :]
+    decay_in = tl.exp(since.to(tl.float32))
+    negated = tl.where(later, overlaps * decay * -(beta * k_factor)[:, None], 0.0)
+    scores = tl.where(step[:, None] >= step[None, :], scores * decay * q_factor[:, None], 0.0)
+    inverse = inverse_of_unit_lower(negated, LEVELS, PRECISION)
+    scores = multiply_add(scores, inverse, zeros, PRECISION)
+    values = tl.trans(values).to(tl.float32) - erased * (decay_in * k_factor_of_column)[None, :]
+    values *= beta[None, :]
+    writes = tl.trans(tl.dot(values, tl.trans(inverse), input_precision=PRECISION))
+    result = tl.dot(values, tl.trans(scores), read * (decay_in * q_factor)[None, :], input_precision=PRECISION)
+    result = tl.trans(result.to(out.dtype.element_ty))
+    tl.store(out + step[:, None] * (value_heads * V) + value, result, mask=written)
 
-    row = tl.load(rows + request).to(tl.int64)
     updates_at = row * update_stride + head * RING * V
     record(updates, updates_low, updates_at, step[:, None] * V + value, writes, written)
     if tile == 0:
         tl.store(decays + row * decay_stride + head * RING + step, g, mask=in_block)
-        if head % group == 0:
-            for start in range(0, K, LANES):
-                lane = start + tl.arange(0, LANES)[None, :]
-                normalized = tl.load(k_at + lane, mask=lane < K, other=0.0).to(tl.float32) * k_factor[:, None]
-                keys_at = row * key_stride + key_head * RING * K
-                record(keys, keys_low, keys_at, step[:, None] * K + lane, normalized, in_block[:, None] & (lane < K))
+    if head % group == 0:
+        for start in range(tile * LANES, K, tl.num_programs(0) * LANES):
+            lane = start + tl.arange(0, LANES)[None, :]
+            normalized = load(k_at + lane, lane < K, EVEN).to(tl.float32) * k_factor[:, None]
+            keys_at = row * key_stride + key_head * RING * K
+            record(keys, keys_low, keys_at, step[:, None] * K + lane, normalized, in_block[:, None] & (lane < K))
 
 
 def gdn_verify(
     q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, out=None,
+    values=None,
 ):  # fmt: skip
     strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
@@ -173,13 +218,16 @@ def gdn_verify(
         return out
     # a narrow block on a server with wide ones takes a third of the registers
     levels = max(4, (width - 1).bit_length())
-    # twice the positions with as many values would spill
-    values = min(_VERIFIED if levels == 4 else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))
+    narrow = levels == 4
+    lanes = lanes_of_key(K, _VERIFIED_LANES)
+    values = min(values or (_VERIFIED if narrow else _VERIFIED // 2), max(16, triton.next_power_of_2(V)))
     gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
         q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out, width, HV, HV // H, scale,
         *(x.stride(0) for x in strided[:9]),
-        K=K, V=V, RING=ring, LEVELS=levels, LANES=lanes_of_key(K), VALUES=values, EPS=EPS, THRESHOLD=THRESHOLD,
-        ROUND_BETA=round_beta, PRECISION=precision(q), num_warps=4, num_stages=verify_stages(q),
+        K=K, V=V, RING=ring, LEVELS=levels, LANES=lanes, VALUES=values, EVEN=K % lanes == 0 and V % values == 0,
+        EPS=EPS, ROUND_BETA=round_beta, PRECISION=precision(q),
+        num_warps=1 if narrow else 4, num_stages=verify_stages(q), maxnreg=_REGISTERS if narrow else None,
+        **dependent_launch(),
     )  # fmt: skip
     return out
 

@@ -42,7 +42,7 @@ WIDTHS = (4, 5, 16)
 BATCHES = (1, 3, 16)
 MOST_REGISTERS = 128  # of 255: four blocks of 128 threads then share a multiprocessor
 # Take more in a step of these widths.
-WIDE = {"gdn_verify_kernel": {"32"}, "gdn_commit_kernel": {"16 of 32", "32"}}
+WIDE = {"gdn_verify_kernel": set(STEPS), "gdn_commit_kernel": {"16 of 32", "32"}}
 WIDE |= dict.fromkeys(("attend_block_kernel", "reduce_parts_kernel"), set(STEPS))
 TILED = {"attend_block_kernel", "reduce_parts_kernel"}  # compiled per tile: width, and few or many requests
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "kernels.md"
