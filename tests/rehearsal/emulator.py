@@ -109,7 +109,10 @@ class Graph:
         for tensor in tensors_in(result):
             if storage_id(tensor) not in known:
                 self.own[storage_id(tensor)] = tensor.untyped_storage()
-        if not _ALLOCATION.fullmatch(name):  # at replay the memory is there, with what the last replay left
+        if _ALLOCATION.fullmatch(name):  # kernels that would fill it run at replay; operators may index with it now
+            for tensor in tensors_in(result):
+                tensor.zero_()
+        else:  # at replay the memory is there, with what the last replay left
             # A result in memory that is not the graph's would keep that memory alive.
             outputs = [tensor if storage_id(tensor) in self.own else None for tensor in tensors_in(result)]
             self.nodes.append(_Node(func, *frozen, outputs))

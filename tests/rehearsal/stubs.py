@@ -23,7 +23,6 @@ ON_THE_GPU = {
     "sglang.kernels.ops.kvcache.kv_read_table",
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton",
     "sglang.srt.batch_invariant_ops.batch_invariant_ops",
-    "sglang.srt.layers.logits_processor",
     "sglang_dflash.model.attention",
     "sglang_dflash.ops",
 }
