@@ -29,7 +29,7 @@ def write_adapter(folder: Path, seed: int) -> Path:
         stem = name.removesuffix(".weight")
         if stem.rpartition(".")[2] in MODULES:
             for part, shape in (("A", (RANK, weight.shape[1])), ("B", (weight.shape[0], RANK))):
-                scale = 0.6 * weight.float().std().sqrt().item() / RANK**0.25
+                scale = 1.2 * weight.float().std().sqrt().item() / RANK**0.25
                 tensors[f"base_model.model.{stem}.lora_{part}.weight"] = scale * torch.randn(shape, generator=draw)
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": MODULES, "bias": "none"}
     folder.mkdir()

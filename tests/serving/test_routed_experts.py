@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def answered(server: Server, stops: list[int], concurrency: int) -> list[Answer]:
-    """Send each prompt twice, the second time as a prefix hit; every second answer ends at a stop token."""
+    """Send all prompts twice, the second time as prefix hits; every second answer ends at a stop token."""
     flush(server)
-    prompts = [prompt for prompt in corpus(PAIR, 12) for _ in range(2)]
+    prompts = 2 * corpus(PAIR, 12)
 
     def body(number: int) -> dict[str, Any]:
-        stop = {"stop_token_ids": stops} if number % 4 < 2 else {"ignore_eos": True}
+        stop = {"stop_token_ids": stops} if number % 2 else {"ignore_eos": True}
         return {"sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, **stop}}
 
     return generate_all(server, prompts, concurrency, each=body, return_routed_experts=True)
