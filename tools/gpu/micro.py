@@ -21,11 +21,12 @@ import gc
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import sglang.kernels.ops.attention.extend_attention as extending
 import sglang.kernels.ops.attention.fla.layernorm_gated as gated
 import sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent as kept
 import sglang.kernels.ops.attention.triton_gdn_fused_proj as projection
@@ -34,8 +35,11 @@ import torch
 import triton
 from torch import Tensor
 
+from sglang_dflash.ops.kernels.attention import block_attention
+from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
+from sglang_dflash.states.replay import windows_by_token
 from tools.gpu import rows
 
 BF16, FP32, WIDTH, ACCEPTED = torch.bfloat16, torch.float32, 16, 4
@@ -58,7 +62,7 @@ class Layers:
         L, H, HV, K: GDN layers, key and value heads, values of a head.
         states: [layers, slots, HV, V, K] in fp32.
         conv, weight: [layers, slots, channels, 3] and [layers, channels, 4].
-        windows: SGLang's overlapping view [layers, rows, steps, channels, 3].
+        windows, by_token: SGLang's overlapping view [layers, rows, steps, channels, 3], and ours of the same memory.
     """
 
     def __init__(self, L: int, H: int, HV: int, K: int, batch: int, device: str) -> None:
@@ -74,6 +78,7 @@ class Layers:
         inputs = self.random(L, S, self.channels, WIDTH + 2)
         strides = (*inputs.stride()[:2], 1, WIDTH + 2, 1)
         self.windows = inputs.as_strided((L, S, WIDTH, self.channels, 3), strides)
+        self.by_token = windows_by_token(self.windows)
         updates, keys = (L, S, HV, WIDTH, K), (L, S, H, WIDTH, K)
         decays = -self.random(*updates[:-1], dtype=FP32, scale=0.1).abs()
         lows = self.random(*updates, scale=0.01), self.random(*keys, scale=0.001)
@@ -121,12 +126,20 @@ def split_and_conv(m: Layers, at: At) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return out.transpose(1, 2).view(-1, m.channels), z, b, a
 
 
-def replayed_verify(m: Layers, at: At, mixed: Tensor, a: Tensor, b: Tensor) -> Any:
+def convolve(m: Layers, at: At) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what :func:`split_and_conv` returns, from one kernel."""
+    b, a = at.x.ba.chunk(2, -1)
+    inputs = at.x.qkvz, a, b, m.weight[at.layer], None, m.conv[at.layer], at.slots, m.by_token[at.layer], at.rows
+    mixed, z, a, b = gdn_convolve(*inputs, width=WIDTH)
+    return mixed, z, b, a
+
+
+def replayed_verify(m: Layers, at: At, mixed: Tensor, a: Tensor, b: Tensor, values: int | None = None) -> Any:
     records = Records(*(part[at.layer] for part in m.records.parts))
     gates = a, b, m.A_log[at.layer], m.dt_bias[at.layer]
     return gdn_verify(
         *(*m.qkv(mixed), *gates, m.states[at.layer], at.slots, records, at.rows),
-        width=WIDTH, scale=m.K**-0.5, round_beta=True,
+        width=WIDTH, scale=m.K**-0.5, round_beta=True, values=values,
     )  # fmt: skip
 
 
@@ -151,11 +164,46 @@ def layer(m: Layers, at: At, verify: Callable[..., Tensor], convolve: Callable[.
     return norm(m, verify(m, at, mixed, a, b), z)
 
 
+class Contexts:
+    """K/V of several layers at random slots, and a block's queries after ``context`` tokens of ``batch`` requests."""
+
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, causal: bool, context: int, batch: int, device: str
+    ) -> None:
+        number = batch * (context + WIDTH)
+        self.causal, self.scale, self.batch = causal, dim**-0.5, batch
+        self.L = max(2, min(8, (4 << 30) // (4 * number * kv_heads * dim)))  # a cache holds none of them
+        shape = self.L, 2, number + 1, kv_heads, dim
+        self.kv = torch.empty(shape, dtype=BF16, device=device).normal_()
+        self.q = torch.empty(batch * WIDTH, heads, dim, dtype=BF16, device=device).normal_()
+        self.table = 1 + torch.randperm(number, device=device, dtype=torch.int32).view(batch, -1)
+        self.rows = torch.arange(batch, device=device)
+        self.lengths = torch.full((batch,), context, device=device)
+        starts, slots = torch.arange(batch + 1, device=device), self.table[:, :context].reshape(-1).long()
+        self.plan = starts * WIDTH, (starts * context).int(), slots  # of SGLang's kernel
+        self.bytes = 4 * ((context + WIDTH) * kv_heads * dim + WIDTH * heads * dim)
+
+    def launches(self) -> Iterator[At]:
+        return (At(layer, self.rows, self.rows, SimpleNamespace()) for layer in range(self.L))
+
+
+def attend(m: Contexts, at: At) -> Tensor:
+    context = m.table, m.rows, m.lengths
+    return block_attention(m.q, *m.kv[at.layer], *context, scale=m.scale, causal=m.causal)
+
+
+def extend(m: Contexts, at: At) -> Tensor:
+    keys, values = m.kv[at.layer]
+    block = keys[: len(m.q)], values[: len(m.q)], torch.empty_like(m.q)
+    extending.extend_attention_fwd(m.q, *block, keys, values, *m.plan, None, m.causal, None, WIDTH, 1.0, 1.0, m.scale)
+    return block[-1]
+
+
 class Cell(NamedTuple):
     """Launches of one layer, or one launch ``of_all`` layers; bytes per request and layer that they must move."""
 
-    launch: Callable[[Layers, At], Any]
-    floor: Callable[[Layers], float]
+    launch: Callable[[Any, At], Any]
+    floor: Callable[[Any], float]
     of_all: bool = False
 
 
@@ -165,10 +213,16 @@ def alone(verify: Callable[..., Any]) -> Callable[[Layers, At], Any]:
 
 CELLS = {
     "layer, kept (SGLang)": Cell(lambda m, at: layer(m, at, kept_verify), lambda m: 17 * m.state + 2 * m.inputs),
-    "layer, replayed": Cell(lambda m, at: layer(m, at, replayed_verify), lambda m: m.state + m.recorded + 2 * m.inputs),
-    "split and conv": Cell(split_and_conv, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
+    "layer, replayed": Cell(
+        lambda m, at: layer(m, at, replayed_verify, convolve), lambda m: m.state + m.recorded + 2 * m.inputs
+    ),
+    "gdn_convolve": Cell(convolve, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
+    "split and conv (SGLang)": Cell(split_and_conv, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
     "kept verify (SGLang)": Cell(alone(kept_verify), lambda m: 17 * m.state + m.inputs),
     "gdn_verify": Cell(alone(replayed_verify), lambda m: m.state + m.recorded + m.inputs),
+    "gdn_verify, 64 values per program": Cell(
+        alone(partial(replayed_verify, values=64)), lambda m: m.state + m.recorded + m.inputs
+    ),
     "gdn_commit": Cell(
         lambda m, at: gdn_commit(m.states, m.records, at.rows, at.slots, m.counts),
         lambda m: 2 * m.state + m.recorded * ACCEPTED / WIDTH,
@@ -177,9 +231,27 @@ CELLS = {
 }
 MODELS, BATCHES = {"4B": (24, 16, 32, 128), "27B": (48, 16, 48, 128)}, (1, 8, 16, 32)
 SMALL = {"small": (2, 2, 4, 32)}
+ATTENTION = {
+    "block_attention": Cell(attend, lambda m: m.bytes),
+    "extend attention (SGLang, Triton)": Cell(extend, lambda m: m.bytes),
+}
+# query heads, key heads, head dimension, causal
+SHAPES = {"drafter 32/8x128": (32, 8, 128, False), "verify 16/4x256": (16, 4, 256, True)}
+CONTEXTS = (1024, 4096, 16384, 65536)
 
 
-def microseconds(cell: Cell, m: Layers, timed: bool) -> float:
+def models(real: bool, warm: bool) -> Iterator[tuple[str, Layers | Contexts, dict[str, Cell]]]:
+    device = "cuda" if real else "cpu"
+    for (sizes, model), batch in itertools.product((MODELS if real else SMALL).items(), BATCHES[: 1 if warm else 4]):
+        yield sizes, Layers(*model, batch if real else 2, device), CELLS
+        if not real:
+            break
+    shapes, contexts = (SHAPES, CONTEXTS[: 1 if warm else 4]) if real else ({"small": (2, 1, 16, False)}, (40,))
+    for (sizes, shape), context, batch in itertools.product(shapes.items(), contexts, (1, 16) if real else (2,)):
+        yield f"{sizes}, {context} tokens", Contexts(*shape, context, batch, device), ATTENTION
+
+
+def microseconds(cell: Cell, m: Layers | Contexts, timed: bool) -> float:
     """Return the time per layer: of the median replay of a CUDA graph; 0 after one launch unless ``timed``."""
     calls = [at for at in m.launches() if at.layer == 0 or not cell.of_all]
     if not timed:
@@ -217,14 +289,12 @@ def main(out: Path, device: str, warm: bool) -> None:
             module.is_arch_support_pdl = lambda: False
     gc.freeze()  # each capture collects garbage
     rate = rows.rate_of(torch.cuda.get_device_name() if real else "")
-    models, batches = (MODELS, BATCHES[: 1 if warm else 4]) if real else (SMALL, (2,))
-    for (sizes, model), batch in itertools.product(models.items(), batches):
-        m = Layers(*model, batch, device)
-        for name, cell in CELLS.items():
-            row = {"what": "micro", "item": name, "sizes": sizes, "batch": batch}
+    for sizes, m, cells in models(real, warm):
+        for name, cell in cells.items():
+            row = {"what": "micro", "item": name, "sizes": sizes, "batch": m.batch}
             try:
                 row["us"] = microseconds(cell, m, timed=real and not warm)
-                row["floor_us"] = round(cell.floor(m) * batch / rate / 1e6, 2)
+                row["floor_us"] = round(cell.floor(m) * m.batch / rate / 1e6, 2)
             except Exception as error:  # noqa: BLE001 - another cell may work
                 row["error"] = f"{type(error).__name__}: {error}"[-1500:]
             if not warm or "error" in row:
