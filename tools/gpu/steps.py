@@ -23,7 +23,7 @@ from tests.support.servers import Server, running
 from tools.gpu.call import Job
 from tools.gpu.plugin import HOST
 from tools.gpu.rows import BUILTIN, OURS, PLAIN
-from tools.gpu.texts import DRAFT_TRITON, TRITON
+from tools.gpu.texts import TRITON
 from tools.gpu.trace import per_step
 
 PAIR, BLOCK, ACCEPT, ADAPTIVE = "Qwen3.5-4B", 16, 4, "adaptive"
@@ -91,7 +91,9 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "GPU_KIT_HOST": "1", **ARMS[arm][1], **job.slice}
     if arm != PLAIN:
         flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
-        flags += ["--speculative-num-draft-tokens", str(BLOCK), *(DRAFT_TRITON if job.call.real else ())]
+        flags += ["--speculative-num-draft-tokens", str(BLOCK)]
+    if arm == BUILTIN and job.call.real:  # FlashInfer is not packed
+        flags += ["--speculative-draft-attention-backend", "triton"]
     flags += [*TRITON, "--mem-fraction-static", "0.85"] if job.call.real else []
     flags += ["--speculative-adaptive"] if arm == ADAPTIVE else ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
     if arm == BUILTIN and not job.call.real:  # it runs in the rehearsal, with a narrow block

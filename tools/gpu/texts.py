@@ -20,7 +20,6 @@ GIB = 6.0
 # Of the slice; and no graphs of prefills, whose capture takes longer than these prefills.
 FLAGS = ("--mem-fraction-static", "0.6", "--disable-prefill-cuda-graph")
 TRITON = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
-DRAFT_TRITON = ("--speculative-draft-attention-backend", "triton")
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 8}
 REPLAYED, KEPT = {REPLAY_SWITCH: "1"}, {REPLAY_SWITCH: "0"}
 # Sampling parameters: what else runs where every wait raises.
@@ -86,7 +85,7 @@ class Texts:
 
     @contextlib.contextmanager
     def serve(self, job: Job, drafter: tuple[str, ...], *flags: str, **environment: str) -> Iterator[servers.Server]:
-        device = (*FLAGS, *TRITON, *(DRAFT_TRITON if drafter else ())) if job.call.real else ()
+        device = (*FLAGS, *TRITON) if job.call.real else ()
         command = (*servers.target_arguments(self.pair, servers.BFLOAT16), *drafter, *device, *self.flags, *flags)
         with servers.running(job.folder, *command, **{**environment, **job.slice}) as server:
             yield server
