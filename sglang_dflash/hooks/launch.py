@@ -128,7 +128,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
             REPLAY_SWITCH,
         )
         _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
-        # SGLang's default for a replay is float32, whatever plain decoding has
+        # SGLang's default for a replay is float32, even if plain decoding has another dtype
         _declare(server_args, mamba_ssm_dtype=pair.state_dtype(settings, device))
 
 

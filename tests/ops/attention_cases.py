@@ -1,6 +1,6 @@
 """A block's attention against its definition in float64, on random inputs; run as ``cases.py`` is.
 
-Whatever no request of the batch holds is NaN: other slots of the pool, and partial sums that no part has written.
+Other slots of the pool, and partial sums that no part has written, are NaN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exact mode launches its kernels with plain decoding's specialisation, whatever the batch, width, padding and rank.
+"""Exact mode launches its kernels with plain decoding's specialisation, at any batch, width, padding and rank.
 
 Triton compiles by the divisibility of addresses and integers by 16, by integers that are 1 and by constants. Another
 compilation may order a sum differently: a row that begins 8 bytes off changes the state's bits. Launches are recorded
