@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pkgutil
 import sys
@@ -69,7 +70,7 @@ STUBS: dict[str, Any] = {
             "graph_pool_handle": lambda: (0, 0),
             # Events and waits. On CUDA they alone order streams and the host; refused: a read before its event.
             "Event": streams.Event,
-            "synchronize": streams.synchronize,
+            "synchronize": functools.partial(streams.synchronize),
             # The allocator, here and below. On CUDA it fragments and runs out of memory; uncovered.
             "empty_cache": _nothing(),
         }.items()
