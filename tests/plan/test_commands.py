@@ -60,7 +60,7 @@ def test_every_finding_reads_as_a_sentence_after_its_title(caplog: pytest.LogCap
     ]
     sentences = [ast.unparse(call.args[0]).lstrip("f'\"") for call in found]
     assert len(found) > 40 and [each for each in sentences if re.match(NO_SUBJECT, each)] == []
-    # without a rule of its own, a finding has no title: the server logs both
+    # the server logs title and finding: one without a title must be a whole sentence
     title, pair = "chat template", Pair(ModelFiles(str(models() / "qwen3-8b")), ModelFiles(""))
     (models() / "qwen3-8b" / "chat_template.jinja").unlink()
     with caplog.at_level("INFO"):
