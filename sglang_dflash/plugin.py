@@ -50,7 +50,9 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.hooks import flags, launch, reports, streams, trainers
+    from sglang_dflash.features import reports, streams, trainers
+    from sglang_dflash.launch import flags
+    from sglang_dflash.launch import resolve as launch
     from sglang_dflash.upstream.launch import HookRegistry, HookType, register_resolution_hook
 
     HookRegistry.register(CREATE_WORKER, _choose_worker, HookType.AROUND)
@@ -84,7 +86,7 @@ def _register_hooks() -> None:
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
     # a scheduler imported after the plugins were loaded gets its hooks here
-    from sglang_dflash.hooks.takeover import choose_worker
+    from sglang_dflash.launch.takeover import choose_worker
     from sglang_dflash.upstream.launch import HookRegistry
 
     if f"sglang.{_POOLS}.config_from_budget" not in HookRegistry._hooks:
@@ -95,10 +97,12 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
-    from sglang_dflash.hooks import launch, reports, requests, takeover, trainers, weights
+    from sglang_dflash.features import exact, hidden, pools, ranks, reports, requests, trainers, weights, window
+    from sglang_dflash.launch import resolve as launch
+    from sglang_dflash.launch import takeover
     from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
-    from sglang_dflash.worker import exact, hidden, pools, ranks, state, window
+    from sglang_dflash.worker import state
 
     before: Hooks = {
         "srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens,

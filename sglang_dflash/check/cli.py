@@ -26,7 +26,7 @@ from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.published import card_of_drafter
 from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
 from sglang_dflash.errors import DFlashError, Finding, note
-from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
 from sglang_dflash.upstream import installed_plugins
 

@@ -113,7 +113,7 @@ def _serving_machine() -> Device:
         from sglang_dflash.upstream.launch import load_plugins
 
         load_plugins()
-        from sglang_dflash.hooks import takeover
+        from sglang_dflash.launch import takeover
         from sglang_dflash.plugin import is_registered
 
         takeover.refuse_without_accelerator()

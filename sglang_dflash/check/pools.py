@@ -166,7 +166,7 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """SGLang omits convolution windows and requests in transfer; ``worker/pools.py`` subtracts them."""
+    """SGLang omits convolution windows and requests in transfer; ``features/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records) + (sizing.in_transfer or 0) * state.scratch
     records, slots = rows * state.records, sizing.max_states

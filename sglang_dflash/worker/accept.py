@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.penalties import Penalties
+from sglang_dflash.features.processors import Processors
+from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
 from sglang_dflash.ops import accept_block, repeat_rows
 from sglang_dflash.upstream.worker import (
@@ -25,9 +28,6 @@ from sglang_dflash.upstream.worker import (
     get_dp_tp_group,
     get_parallel,
 )
-from sglang_dflash.worker.penalties import Penalties
-from sglang_dflash.worker.processors import Processors
-from sglang_dflash.worker.seeded import SeededSampler, Seeds
 from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.window import DraftRings
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.division import STAGED
 from sglang_dflash.upstream.worker import CaptureHiddenMode, async_h2d, draft_tp_context, prepare_mamba_track_for_verify
 from sglang_dflash.worker.step import ForwardBatches, Step
-from sglang_dflash.worker.window import DraftRings
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker

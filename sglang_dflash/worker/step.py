@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.hidden import for_clients
 from sglang_dflash.ops import Accepted, prepare_block
 from sglang_dflash.upstream.worker import (
     CaptureHiddenMode,
@@ -23,7 +24,6 @@ from sglang_dflash.upstream.worker import (
     get_lora,
     record_stream_each,
 )
-from sglang_dflash.worker.hidden import for_clients
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:

@@ -12,6 +12,15 @@ import torch
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
+from sglang_dflash.features import ranks
+from sglang_dflash.features.copies import Copies
+from sglang_dflash.features.exact import row_dependent_products
+from sglang_dflash.features.hidden import for_clients, keep_last_layer
+from sglang_dflash.features.payoff import Payoff, known_causes
+from sglang_dflash.features.pools import log_pools
+from sglang_dflash.features.ranks import Load, Rounds
+from sglang_dflash.features.telemetry import EVERY, Observer, allocated_bytes, identity
+from sglang_dflash.features.window import DraftRings, allocate_rings, prepare_transfer
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import the_plan
@@ -30,18 +39,11 @@ from sglang_dflash.upstream.worker import (
     resolve_draft_parallel_layout,
 )
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.worker import ranks
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.commit import RecurrentCommit
-from sglang_dflash.worker.copies import Copies
 from sglang_dflash.worker.debug import stage, sync_guard
-from sglang_dflash.worker.exact import row_dependent_products
 from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
-from sglang_dflash.worker.hidden import for_clients, keep_last_layer
-from sglang_dflash.worker.payoff import Payoff, known_causes
-from sglang_dflash.worker.pools import log_pools
-from sglang_dflash.worker.ranks import Load, Rounds
 from sglang_dflash.worker.start import seconds, since_start, timed
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
@@ -49,8 +51,6 @@ from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room, dra
 from sglang_dflash.worker.start.prewarm import CONTEXT, FirstCalls, dummy_batch, prewarm_largest_step
 from sglang_dflash.worker.state import DraftState, RequestRows
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
-from sglang_dflash.worker.telemetry import EVERY, Observer, allocated_bytes, identity
-from sglang_dflash.worker.window import DraftRings, allocate_rings, prepare_transfer
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch, ServerArgs, TpModelWorker

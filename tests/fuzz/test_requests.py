@@ -16,11 +16,11 @@ from sglang.srt.layers import sampler
 from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_dflash.hooks import requests
+from sglang_dflash.features import requests
+from sglang_dflash.features.penalties import Penalties
+from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.plan import serving
 from sglang_dflash.worker.accept import for_block
-from sglang_dflash.worker.penalties import Penalties
-from sglang_dflash.worker.seeded import SeededSampler, Seeds
 from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
 
 pytestmark = pytest.mark.sglang

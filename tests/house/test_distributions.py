@@ -13,8 +13,8 @@ import pytest
 
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
-from tests.hooks.test_changed_sglang import call_it, resolve
 from tests.house.test_imports import imports
+from tests.launch.test_changed_sglang import call_it, resolve
 from tests.support.preloaded import run
 
 ROOT = Path(__file__).parents[2]

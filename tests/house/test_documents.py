@@ -28,7 +28,7 @@ from sglang_dflash.check.cli import app
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
-from sglang_dflash.hooks.flags import RENAMED
+from sglang_dflash.launch.flags import RENAMED
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
 from sglang_dflash.plan.plan import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG

@@ -27,7 +27,7 @@ def series(*families: str) -> set[str]:
 
 def test_every_series_of_ours_is_shown() -> None:
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series(OURS)}
-    text = (FILE.parents[2] / "sglang_dflash/worker/telemetry.py").read_text()
+    text = (FILE.parents[2] / "sglang_dflash/features/telemetry.py").read_text()
     counters = {f"{name}_total" for name in re.findall(r'Counter\(\s*"(\S+)"', text)}
     others = {f"{OURS}{name}" for name in re.findall(r'(?:gauge|histogram)\(\s*"(\w+)"', text)}
     assert shown == counters | others

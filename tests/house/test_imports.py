@@ -28,11 +28,12 @@ ALLOWED: dict[str, set[str]] = {
     "width": SERVED,
     "states": SERVED,
     "plan": GROUND,
-    "worker": STEP | {"causes"},
-    "hooks": STEP | {"plan", "worker"},
-    "plugin": STEP | {"plan", "worker", "hooks"},
+    "features": STEP | {"causes"},
+    "worker": STEP | {"features"},
+    "launch": STEP | {"features", "worker"},
+    "plugin": STEP | {"features", "worker", "launch"},
     # The other program: no room above may import it.
-    "check": GROUND | {"plan", "causes", "hooks", "plugin"},
+    "check": GROUND | {"plan", "causes", "launch", "plugin"},
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.launch.flags import modernise_argv
 from tests.support.cards import NAMES, card
 
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.features.copies import MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
 from sglang_dflash.states.verify import gdn_convolve
-from sglang_dflash.worker.copies import MAX_MATCH, MIN_MATCH
 from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
 from tests.support.cards import FOLDER, NAMES
 

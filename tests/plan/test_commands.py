@@ -15,8 +15,8 @@ import sglang_dflash
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.errors import apply
-from sglang_dflash.hooks import launch
-from sglang_dflash.hooks.flags import RENAMED
+from sglang_dflash.launch import resolve as launch
+from sglang_dflash.launch.flags import RENAMED
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.settings import Settings

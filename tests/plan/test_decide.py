@@ -101,10 +101,11 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     """
     pytest.importorskip("sglang")
     from sglang_dflash.drafter import checkpoint as reading
-    from sglang_dflash.hooks import launch, takeover
+    from sglang_dflash.features.payoff import known_causes
+    from sglang_dflash.launch import resolve as launch
+    from sglang_dflash.launch import takeover
     from sglang_dflash.plan import pair_rules
     from sglang_dflash.upstream import read_record
-    from sglang_dflash.worker.payoff import known_causes
 
     for name, value in {
         "this_device": lambda _: GPUS["h200"],

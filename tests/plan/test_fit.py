@@ -24,7 +24,7 @@ from sglang_dflash.check.sizes import target_kv_per_token
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.serving import DraftWindow, context_window
 from tests.support.cards import FOLDER, NAMES, card

@@ -11,7 +11,7 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks.flags import modernise_argv
+from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide

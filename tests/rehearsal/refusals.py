@@ -21,13 +21,13 @@ OURS, PLANTED = "sglang_dflash/", "tests/plugin/dflash_test_plugin/faults.py"
 START = "worker/start/"  # may wait
 # Where this package may wait for the device: "file function" of the calling line, and why.
 MAY_WAIT: dict[str, str] = {
-    "worker/processors.py apply": "custom processors run on the host",
-    "worker/processors.py wait": "reads a copy after its event",
+    "features/processors.py apply": "custom processors run on the host",
+    "features/processors.py wait": "reads a copy after its event",
     "ops/reference/model.py _constant": "once per value",
-    "hooks/trainers.py weights_by_name": "a client's request for weights",
-    "hooks/trainers.py _load_drafter": "a weight update",
-    "worker/ranks.py <lambda>": "with SGLang's own row, before a gather that waits",
-    "worker/copies.py __init__": "at the start",
+    "features/trainers.py weights_by_name": "a client's request for weights",
+    "features/trainers.py _load_drafter": "a weight update",
+    "features/ranks.py <lambda>": "with SGLang's own row, before a gather that waits",
+    "features/copies.py __init__": "at the start",
     "worker/worker.py _build": "at the start",
 }
 # What a GPU does not run, or not on such tensors: "file function".

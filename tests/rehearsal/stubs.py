@@ -28,7 +28,7 @@ ON_THE_GPU = {
     "sglang_dflash.ops",
 }
 # With the watch, which has pinned memory and copies to the host.
-ON_THE_GPU_WITH_THE_WATCH = {"sglang_dflash.worker.copies", "sglang_dflash.worker.flight", "sglang.srt.utils.common"}
+ON_THE_GPU_WITH_THE_WATCH = {"sglang_dflash.features.copies", "sglang_dflash.worker.flight", "sglang.srt.utils.common"}
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
@@ -50,8 +50,8 @@ _PROPERTIES = SimpleNamespace(
 # "On CUDA": what CUDA does where the stand-in is milder, and what covers it ("refused": ``refusals.py``, by its kind).
 STUBS: dict[str, Any] = {
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
-    "sglang_dflash.hooks.takeover.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.hooks.launch.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
+    "sglang_dflash.launch.takeover.on_our_cpu_platform": lambda: True,
+    "sglang_dflash.launch.resolve.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
     # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
     "torch.Tensor.is_cpu": property(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sglang.srt.utils import common
 
-from sglang_dflash.worker import hidden
+from sglang_dflash.features import hidden
 from tests.plugin.dflash_test_plugin.faults import FAULTS
 from tests.rehearsal import streams
 from tests.rehearsal.refusals import Refused

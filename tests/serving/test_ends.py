@@ -95,7 +95,7 @@ def two_turns(server: Server, kind: str, plain: Server) -> list[dict[str, Any]]:
     return [*map(seen, first), *second]
 
 
-# Every kind, fed to SGLang's own code without a server: ``tests/hooks/test_runs_of_tokens.py``.
+# Every kind, fed to SGLang's own code without a server: ``tests/features/test_runs_of_tokens.py``.
 QUICK = ("two strings", "string and pattern", "grammar")
 
 

@@ -91,7 +91,7 @@ def test_target_layers_need_a_drafter(copies_alone: Server) -> None:
 
 
 def test_without_such_a_request_nothing_is_kept() -> None:
-    from sglang_dflash.worker.hidden import for_clients
+    from sglang_dflash.features.hidden import for_clients
 
     output = SimpleNamespace(hidden_states=torch.ones(2, 6), last_hidden_states=torch.ones(2, 2))
     batch: Any = SimpleNamespace(return_hidden_states=False)  # has no other attribute that could be read
@@ -100,7 +100,7 @@ def test_without_such_a_request_nothing_is_kept() -> None:
 
 def test_a_server_of_last_states_keeps_one_row_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only SGLang's engine can request them: its HTTP server takes no string here."""
-    from sglang_dflash.worker import hidden
+    from sglang_dflash.features import hidden
 
     monkeypatch.setattr(
         hidden, "get_exec", lambda: SimpleNamespace(features=SimpleNamespace(return_hidden_states_mode="last"))

@@ -16,10 +16,10 @@ import torch
 from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from torch import Tensor
 
+from sglang_dflash.features.exact import as_rows
 from sglang_dflash.plan import serving
 from sglang_dflash.states import stepped, verify
 from sglang_dflash.states.convolution import gdn_convolve
-from sglang_dflash.worker.exact import as_rows
 from tests.support.configs import serving_plan
 from tests.support.gdn_replay import Blocks, decode_with_triton
 

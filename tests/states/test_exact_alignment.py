@@ -26,9 +26,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from sglang_dflash.features import exact
 from sglang_dflash.states import stepped
 from sglang_dflash.states.reference import Records
-from sglang_dflash.worker import exact
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.configs import serve
 

@@ -113,7 +113,7 @@ def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the launch of a hybrid target declares to SGLang."""
-    from sglang_dflash.hooks import launch
+    from sglang_dflash.launch import resolve as launch
 
     written: dict[str, Any] = {}
     for name, value in {

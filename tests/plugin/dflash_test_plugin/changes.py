@@ -130,7 +130,7 @@ def times() -> None:
 
 def copy_rule() -> None:
     """``copy_rule.json``: the shortest match, and the edges of a margin up to which copies are taken, always."""
-    from sglang_dflash.worker import copies
+    from sglang_dflash.features import copies
 
     rule = json.loads((FOLDER / "copy_rule.json").read_text())
     copies.EDGES_FOR_COPIES, copies.MIN_MATCH, copies.MEMORY = rule["edges"], rule["least"], 1e9

@@ -193,4 +193,4 @@ def acceptance() -> None:
         step.tokens[:, 1] = int(os.environ["SGLANG_DFLASH_TEST_REFUSED"])  # a token that the target never chooses
 
     _hook("AFTER", "sglang_dflash.width.policy.RandomWidth.width", lambda *_: int((FOLDER / "width").read_text()))
-    _hook("AFTER", "sglang_dflash.worker.copies.Copies.offer", record_and_refuse)
+    _hook("AFTER", "sglang_dflash.features.copies.Copies.offer", record_and_refuse)

@@ -18,7 +18,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import requests
+from sglang_dflash.features import requests
 from sglang_dflash.plan import serving
 from sglang_dflash_lab.pairs import target_path
 

@@ -10,7 +10,7 @@ from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_v
 from sglang_dflash.drafter.formats import ARCHITECTURES, architecture
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.errors import DFlashError, apply, raise_first_error
-from sglang_dflash.hooks import weights
+from sglang_dflash.features import weights
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.hooks import weights
+from sglang_dflash.features import weights
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import serve
 

@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import launch
+from sglang_dflash.launch import resolve as launch
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import decide, reason_for_builtin
 from sglang_dflash.plan.settings import Settings

@@ -38,7 +38,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sglang_dflash import plugin, upstream
-from sglang_dflash.hooks import streams
+from sglang_dflash.features import streams
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash_lab.pairs import target_path
 from tests.fuzz.values import fuzz

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.rules import cannot_roll_back
 from sglang_dflash.upstream.worker import FINISH_ABORT, BaseGrammarObject, get_exec
-from sglang_dflash.worker.hidden import FIELD, TARGET_LAYERS, wants_target_layers
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req

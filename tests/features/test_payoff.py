@@ -15,9 +15,9 @@ pytest.importorskip("sglang")
 
 
 from sglang_dflash.causes import ENOUGH, FIXES
+from sglang_dflash.features.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.flight import StepRecord
-from sglang_dflash.worker.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 
 pytestmark = pytest.mark.sglang
 

@@ -13,11 +13,11 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.features import window
+from sglang_dflash.features.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash.plan.serving import DraftWindow
 from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
-from sglang_dflash.worker import window
 from sglang_dflash.worker.step import BlockKV
-from sglang_dflash.worker.window import DraftRings, describe_rings, prepare_transfer
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 from tests.support.configs import serve, serve_builtin
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES, NOT_FINITE
+from sglang_dflash.features.copies import MAX_MATCH
+from sglang_dflash.features.payoff import Payoff
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.copies import MAX_MATCH
 from sglang_dflash.worker.flight import StepRecord, on_host
-from sglang_dflash.worker.payoff import Payoff
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram

@@ -15,7 +15,7 @@ from sglang_dflash.check import doctor
 from sglang_dflash.check.doctor import Builtin, Report
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import takeover
+from sglang_dflash.launch import takeover
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.support.preloaded import run

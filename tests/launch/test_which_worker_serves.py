@@ -17,11 +17,12 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.hooks import launch as hooks_launch
-from sglang_dflash.hooks import reports, takeover
-from sglang_dflash.hooks.reports import SERVER_INFO_KEY
-from sglang_dflash.hooks.requests import refuse_request
-from sglang_dflash.hooks.trainers import select_runners
+from sglang_dflash.features import reports
+from sglang_dflash.features.reports import SERVER_INFO_KEY
+from sglang_dflash.features.requests import refuse_request
+from sglang_dflash.features.trainers import select_runners
+from sglang_dflash.launch import resolve as hooks_launch
+from sglang_dflash.launch import takeover
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
@@ -108,9 +109,9 @@ def launch(
     args = SimpleNamespace(**{each.name: each.default for each in argument_fields()}, speculative_algorithm="DFLASH")
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
-    monkeypatch.setattr("sglang_dflash.hooks.launch.this_device", lambda _: gpu)
-    for name in ("sglang_dflash.hooks.launch.refuse_without_accelerator", "sglang_dflash.hooks.launch.check_sglang"):
-        monkeypatch.setattr(name, lambda: None)
+    monkeypatch.setattr("sglang_dflash.launch.resolve.this_device", lambda _: gpu)
+    for name in ("refuse_without_accelerator", "check_sglang"):
+        monkeypatch.setattr(f"sglang_dflash.launch.resolve.{name}", lambda: None)
     logged = list[str]()
     monkeypatch.setattr(hooks_launch.logger, "warning", lambda text, *values: logged.append(text % values))
     monkeypatch.delenv(SWITCH, raising=False)

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.worker.copies import Copies
+from sglang_dflash.features.copies import Copies
 from sglang_dflash.worker.flight import StepRecord
 
 pytestmark = pytest.mark.sglang

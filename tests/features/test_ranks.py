@@ -27,10 +27,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.features.ranks import Rounds
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker.flight import StepRecord
-from sglang_dflash.worker.ranks import Rounds
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.step import ForwardBatches
 from tests.width.traffic import WIDTHS, Machine

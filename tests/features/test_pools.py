@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.worker import pools
+from sglang_dflash.features import pools
 from tests.support.configs import serve, serving_plan
 
 pytestmark = pytest.mark.sglang

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.features.window import ring_bytes
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
@@ -22,7 +23,6 @@ from sglang_dflash.upstream.worker import (
     get_schedule,
     get_spec,
 )
-from sglang_dflash.worker.window import ring_bytes
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner

@@ -13,8 +13,8 @@ import torch
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.errors import Finding, raise_first_error
-from sglang_dflash.hooks.flags import explain_environment
-from sglang_dflash.hooks.takeover import (
+from sglang_dflash.launch.flags import explain_environment
+from sglang_dflash.launch.takeover import (
     accept_our_backend,
     check_sglang,
     on_our_cpu_platform,

@@ -13,9 +13,9 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.ops import seeded_tokens
 from sglang_dflash.worker.accept import for_block
-from sglang_dflash.worker.seeded import SeededSampler, Seeds
 
 pytestmark = pytest.mark.sglang
 

@@ -1,0 +1,53 @@
+"""The protocol of a feature: what it does for a request and in a step, in the worker's order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sglang_dflash.upstream.worker import ScheduleBatch
+    from sglang_dflash.worker.flight import Finished
+    from sglang_dflash.worker.step import Step
+
+
+class Feature:
+    """Holds something per request or per step. The worker calls its features in one order, in every step alike."""
+
+    def start(self, batch: ScheduleBatch) -> None:
+        """Start the requests of a prefill, before the target's forward.
+
+        A row may have held another request. Decoding requests of a mixed batch and later chunks continue.
+        """
+
+    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
+        """Add the tokens that a prefill sampled, int64 [bs]; a later chunk replaces that of an unfinished prompt."""
+
+    def transferred(self, batch: ScheduleBatch) -> None:
+        """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
+
+    def drafted(self, step: Step) -> None:
+        """Read or change the drafts, before the target's forward."""
+
+    def commit(self, step: Step) -> None:
+        """Add the tokens of ``step.accepted``."""
+
+    def keep(self, step: Step) -> Any:
+        """Return what :meth:`read` needs of a launched step; no device memory of it may be written later."""
+
+    def read(self, finished: Finished, kept: Any) -> None:
+        """Read a step whose accept counts are on the host, in the order of the launches."""
+
+    def info(self) -> dict[str, Any]:
+        """Return this feature's part of ``/server_info``."""
+        return {}
+
+    def forget(self, role: str, version: str | None) -> None:
+        """Forget what depends on the weights of ``role``, ``"target"`` or ``"draft"``, which were updated."""
+
+
+def fresh_rows(batch: ScheduleBatch) -> list[int]:
+    """Return the indices of the requests that a prefill starts."""
+    decoding = {id(req) for req in batch.decoding_reqs or ()}
+    return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]

@@ -1,1 +1,0 @@
-"""SGLang hooks other than the worker."""
