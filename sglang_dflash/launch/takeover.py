@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +14,10 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import why_no_accelerator
 from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import check_version, misfit, read_record
+from sglang_dflash.upstream import check_version, hooks, misfit, read_record
+from sglang_dflash.upstream.hooks import Hooks, install
 from sglang_dflash.upstream.launch import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
-    HookRegistry,
     add_draft_attention_backend_choices,
     current_platform,
 )
@@ -55,6 +55,7 @@ def worker_for(server_args: ServerArgs) -> type | None:
     decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
         serving.plan = decided
+        install(*tables(decided))
         return our_worker()
     if not isinstance(decided, str):
         raise DFlashError(
@@ -64,6 +65,11 @@ def worker_for(server_args: ServerArgs) -> type | None:
         )
     serving.plan = None
     return None
+
+
+def tables(plan: ServingPlan) -> Iterator[Hooks]:
+    """Return the hooks of the features that a plan has, for a scheduler."""
+    yield from ()
 
 
 def accept_our_backend() -> None:
@@ -80,7 +86,7 @@ def our_worker() -> type:
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
-    check_hooks()
+    hooks.check()
     accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
@@ -109,19 +115,4 @@ def check_sglang() -> None:
         import_module("sglang_dflash.upstream.worker")
     except Exception as error:  # including what libraries raise that do not fit the driver
         raise misfit(error) from error
-    check_hooks()
-
-
-def check_hooks() -> None:
-    """Raise DFlashError if a hook is not in place: SGLang only logs that."""
-    ours = {
-        target
-        for target, hooks in HookRegistry._hooks.items()
-        if any(hook.__module__.partition(".")[0] == "sglang_dflash" for _, hook, _ in hooks)
-    }
-    if missing := sorted(ours - HookRegistry._patched):
-        raise DFlashError(
-            f"hooks not applied: {', '.join(missing)}",
-            expected="every hook of sglang-dflash in place",
-            remedy="read the log's traceback; install the SGLang version this release is tested with",
-        )
+    hooks.check()

@@ -1,4 +1,4 @@
-"""The serving plan of this process."""
+"""The serving plan, and the worker that serves it in this process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sglang_dflash.drafter.checkpoint import ModelFiles
     from sglang_dflash.drafter.config import DrafterConfig
     from sglang_dflash.plan.widths import WidthConfig
+    from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 
@@ -96,6 +97,14 @@ class ServingPlan:
             "role": self.role,
         }
 
+
+class Current:
+    """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
+
+    worker: DFlashWorker
+
+
+current = Current()
 
 # None if SGLang's own worker serves; for hooks and classes that SGLang constructs
 plan: ServingPlan | None = None

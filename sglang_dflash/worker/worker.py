@@ -23,7 +23,7 @@ from sglang_dflash.features.telemetry import EVERY, Observer, allocated_bytes, i
 from sglang_dflash.features.window import DraftRings, allocate_rings, prepare_transfer
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.plan.serving import the_plan
+from sglang_dflash.plan.serving import current, the_plan
 from sglang_dflash.plan.settings import EXACT_SWITCH, slots_per_request
 from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
@@ -87,6 +87,7 @@ class DFlashWorker(BaseSpecWorker):
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
         self._target_worker, self.plan = target_worker, the_plan()
+        current.worker = self
         self._is_first = get_parallel().attn_tp_rank == 0
         layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
         self.draft_parallel_layout = layout

@@ -103,7 +103,9 @@ def serving_plan(**changes: Any) -> ServingPlan:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Make our worker serve :func:`serving_plan` in this process."""
-    monkeypatch.setattr(serving, "plan", serving_plan(**changes))
+    plan = serving_plan(**changes)
+    monkeypatch.setattr(serving, "plan", plan)
+    monkeypatch.setattr(serving.current, "worker", SimpleNamespace(plan=plan), raising=False)
 
 
 def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
