@@ -14,13 +14,11 @@ from sglang_dflash.upstream import check_version, misfit
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 _CONFIG = "srt.configs.model_config.ModelConfig"
 _GATHER = "srt.managers.scheduler_components.dp_attn"
-_GDN = "srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
 _POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _REQUEST = "srt.managers.schedule_batch.Req"
 _RESULTS = "srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _TOKENIZER = "srt.managers.tokenizer_manager.TokenizerManager"
 _TOOLS = "srt.function_call.function_call_parser.FunctionCallParser"
-_TRITON = "srt.layers.attention.triton_backend.TritonAttnBackend"
 _TRAINER = "srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _UPDATER = "srt.model_executor.model_runner_components.weight_updater"
 
@@ -97,11 +95,9 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
-    from sglang_dflash.features import exact, hidden, pools, ranks, reports, requests, trainers, weights, window
+    from sglang_dflash.features import hidden, ranks, reports, requests, trainers, weights, window
     from sglang_dflash.launch import resolve as launch
     from sglang_dflash.launch import takeover
-    from sglang_dflash.model import backend
-    from sglang_dflash.states import replay, verify
     from sglang_dflash.worker import state
 
     before: Hooks = {
@@ -118,13 +114,6 @@ def _register_scheduler_hooks() -> None:
         "srt.session.streaming_session.StreamingSession.try_cache_finished_req": requests.keep_streaming_turn,
         "srt.managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": state.tokens_required,
         f"{_POOLS}.config_from_budget": window.charge_rings,
-        f"{_POOLS}._build_hybrid_req_pool": replay.build_pool,
-        f"{_POOLS}._handle_max_mamba_cache": pools.divide,
-        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": replay.build_pool,
-        f"{_GDN}.forward_extend": verify.verify,
-        f"{_TRITON}.init_forward_metadata": exact.prepare,
-        f"{_TRITON}.init_forward_metadata_out_graph": exact.prepare,
-        f"{_TRITON}.forward_extend": exact.attend,
         "srt.models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
         f"{_UPDATER}.WeightUpdater.update_weights_from_disk": weights.update_wholly,
         f"{_UPDATER}.WeightUpdater.update_weights_from_tensor": weights.update_wholly,
@@ -142,9 +131,6 @@ def _register_scheduler_hooks() -> None:
     after: Hooks = {
         "srt.constrained.base_grammar_backend.create_grammar_backend": requests.refuse_without_rollback,
         f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
-        f"{_TRITON}.__init__": exact.widen,
-        f"{_GDN}.__init__": verify.take_projections,
-        f"{_TRITON}.shared_read_ends": backend.read_to_the_end,
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
         "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.window import ring_bytes
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import (
     create_memory_pool_configurator,
     get_context,
     get_disagg,
-    get_exec,
     get_memory,
     get_parallel,
     get_schedule,
-    get_spec,
 )
 
 if TYPE_CHECKING:
@@ -44,25 +42,17 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     Raises:
         DFlashError: the weights leave too little for one request.
     """
-    plan, mamba = serving.plan, get_exec().mamba
-    if plan is None or not mamba.enable_linear_replayssm_spec:
-        return original(configurator, total_rest_memory)
-    params, schedule = configurator.mambaish_config.mamba2_cache_params, get_schedule()
-    groups, block = configurator.attn_dp_size, get_spec().speculative_num_draft_tokens
-    requests = max(1, schedule.max_running_requests // groups)
-    window = sum(math.prod(shape) // min(shape) * (min(shape) + block - 1) for shape in params.shape.conv)
+    plan, schedule, groups = current.worker.plan, get_schedule(), configurator.attn_dp_size
+    params, requests = configurator.mambaish_config.mamba2_cache_params, max(1, schedule.max_running_requests // groups)
+    window = sum(math.prod(shape) // min(shape) * (min(shape) + plan.block - 1) for shape in params.shape.conv)
     windows = window * params.dtype.conv.itemsize * len(params.layers)
-    record = params.replayssm_ring_bytes_per_req(record_len=mamba.linear_replayssm_cache_len)
+    record = params.replayssm_ring_bytes_per_req(record_len=plan.records)
     moving = in_transfer(get_disagg()) or 0
     total_rest_memory -= ((requests + 1 + moving) * windows + moving * record) / (1 << 30)
     if schedule.max_mamba_cache_size is None and not get_memory().disable_radix_cache:
         draft = 0 if plan.window is None else configurator.dflash_draft_cell_size_per_token or 0
-        free, slot, per_request = (
-            total_rest_memory * (1 << 30),
-            params.mamba_cache_per_req,
-            configurator._calculate_mamba_ratio(),
-        )
-        records = (requests + 1) * record
+        free, records = total_rest_memory * (1 << 30), (requests + 1) * record
+        slot, per_request = params.mamba_cache_per_req, configurator._calculate_mamba_ratio()
         slots = state_slots(
             free,
             ratio=schedule.mamba_full_memory_ratio,
@@ -84,6 +74,9 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
             )
         get_context().override("sglang_dflash", max_mamba_cache_size=slots * groups)  # SGLang divides it by the groups
     return original(configurator, total_rest_memory)
+
+
+HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache": divide})
 
 
 def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) -> dict[str, int | str]:

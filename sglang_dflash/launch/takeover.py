@@ -69,7 +69,17 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def tables(plan: ServingPlan) -> Iterator[Hooks]:
     """Return the hooks of the features that a plan has, for a scheduler."""
-    yield from ()
+    from sglang_dflash.features import pools
+    from sglang_dflash.features.exact import rows, stepped
+    from sglang_dflash.model import backend
+    from sglang_dflash.states import replay, verify
+
+    yield rows.HOOKS if plan.exact else backend.HOOKS
+    if plan.hybrid:
+        yield replay.HOOKS
+        yield stepped.HOOKS if plan.exact else verify.RECORDED if plan.replay else verify.KEPT
+    if plan.replay:
+        yield pools.HOOKS
 
 
 def accept_our_backend() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import block_attention
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import is_tile
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import AttentionBackend, AttentionType, KVWriteLoc, SharedReadEnds, SWAKVPool
 
 
@@ -74,13 +74,20 @@ def attend_block(
     return out.flatten(1)
 
 
-def verifies_with_kernel(backend: Any, layer: Any, forward_batch: Any, options: dict[str, Any]) -> bool:
-    """Return whether the kernel serves a layer of SGLang's Triton backend: of the target, and not in exact mode."""
-    others = {name for name, value in options.items() if value is not None} - {"sinks"}
+def verify(
+    original: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *save: bool, **options: Any
+) -> Any:
+    """Hook around ``TritonAttnBackend.forward_extend``: a verify runs the drafter's kernel where it serves a layer."""
+    saves = k is not None and all((*save, options.get("save_kv_cache", True)))
+    if saves and forward_batch.forward_mode.is_target_verify() and _serves(backend, layer, options):
+        return attend_block(backend, q, k, v, layer, forward_batch, options.get("sinks"))
+    return original(backend, q, k, v, layer, forward_batch, *save, **options)
+
+
+def _serves(backend: Any, layer: Any, options: dict[str, Any]) -> bool:
+    others = {name for name, value in options.items() if value is not None} - {"sinks", "save_kv_cache"}
     return (
-        serving.plan is not None
-        and forward_batch.forward_mode.is_target_verify()
-        and not (backend.is_draft_runner or backend.enable_deterministic or backend.use_mla or others)
+        not (backend.is_draft_runner or backend.enable_deterministic or backend.use_mla or others)
         and not (isinstance(backend.token_to_kv_pool, SWAKVPool) or backend.kv_index_translator.is_translating)
         and backend.dcp_size == 1
         and layer.xai_temperature_len <= 0
@@ -92,4 +99,8 @@ def verifies_with_kernel(backend: Any, layer: Any, forward_batch: Any, options: 
 
 def read_to_the_end(ends: Any, backend: Any, *args: Any, **options: Any) -> Any:
     """Hook after ``TritonAttnBackend.shared_read_ends``: the kernel reads the slot table, not a copy."""
-    return SharedReadEnds.POST_REPLAY if ends is SharedReadEnds.IN_REPLAY and serving.plan is not None else None
+    return SharedReadEnds.POST_REPLAY if ends is SharedReadEnds.IN_REPLAY else None
+
+
+_TRITON = "layers.attention.triton_backend.TritonAttnBackend"
+HOOKS = Hooks(around={f"{_TRITON}.forward_extend": verify}, after={f"{_TRITON}.shared_read_ends": read_to_the_end})

@@ -193,6 +193,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         block=block,
         widths=pair.widths,
         window=None if window is None else DraftWindow(window, block, settings.page),
+        hybrid=hybrid,
         replay=replay,
         kept_by=kept_by,
         records=settings.record_length(block) if replay else 0,

@@ -59,6 +59,7 @@ class ServingPlan:
     copies: bool  # whether text that a request repeats is copied
     overlap: bool  # with the scheduler
     role: Role
+    hybrid: bool = False  # whether the target has GDN layers, with recurrent states
     kept_by: str | None = None  # what rules out a replay on a target with recurrent states
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested

@@ -204,16 +204,14 @@ def gdn_verify_kernel(
 
 
 def gdn_verify(
-    q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, out=None,
-    values=None,
+    q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, values=None,
 ):  # fmt: skip
     strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
     records.assert_alike()
     (tokens, H, K), (HV, V), ring = q.shape, v.shape[1:], records.updates.shape[2]
     assert tokens == len(slots) * width and width <= ring
-    out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device) if out is None else out
-    assert out.is_contiguous() and out.shape == (tokens, HV, V)
+    out = torch.empty((tokens, HV, V), dtype=q.dtype, device=q.device)
     if not tokens:
         return out
     # a narrow block on a server with wide ones takes a third of the registers

@@ -124,7 +124,6 @@ def gdn_verify(
     width: int,
     scale: float,
     round_beta: bool = False,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Run ``width`` tokens of every request and record their writes; the states do not change.
 
@@ -138,7 +137,7 @@ def gdn_verify(
         round_beta: whether beta is rounded to the dtype of ``b``.
 
     Returns:
-        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding; ``out`` if given.
+        Outputs ``[N, HV, V]`` in the dtype of ``q``, zero for padding.
     """
     bs, HV, V = len(slots), v.shape[1], v.shape[2]
 
@@ -157,8 +156,7 @@ def gdn_verify(
     _record(records.keys, records.keys_low, rows, keys)
     _record(records.decays, None, rows, g)
     outputs = torch.where(live.view(-1, 1, 1, 1), outputs, 0.0)
-    outputs = outputs.transpose(1, 2).reshape(-1, HV, V)
-    return outputs.to(q.dtype) if out is None else out.copy_(outputs)
+    return outputs.transpose(1, 2).reshape(-1, HV, V).to(q.dtype)
 
 
 def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

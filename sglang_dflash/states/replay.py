@@ -9,31 +9,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sglang_dflash.ops import by_device
-from sglang_dflash.plan import serving
-from sglang_dflash.states import reference, stepped
+from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import get_exec
 
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.kernels")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.kernels")
 
 _RINGS = "d", "k", "g", "rawv", "rawk"  # SGLang's names, in the order of Records
-
-
-def verify(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, states: Tensor,
-    slots: Tensor, records: Records, rows: Tensor, *, width: int,
-) -> Tensor:  # fmt: skip
-    """Run a block of one layer and record it, as ``gdn_verify`` or, in exact mode, as plain decoding."""
-    inputs, scale = (q, k, v, a, b, A_log, dt_bias, states, slots), k.shape[-1] ** -0.5
-    if serving.the_plan().exact:
-        stepped.record(records, torch.where(slots >= 0, rows, 0).long(), k, v, a, b, width=width)
-        return stepped.step_verify(*inputs, width=width, scale=scale)
-    return gdn_verify(*inputs, records, rows, width=width, scale=scale, round_beta=decode_rounds_beta())
 
 
 def decode_rounds_beta() -> bool:
@@ -48,11 +35,8 @@ def pool_records(states: Any) -> Records:
 
 def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
     """Hook around ``KVCacheConfigurator._build_hybrid_req_pool``, which allows a replay for KDA models only."""
-    if serving.plan is None or configurator.hybrid_gdn_config is None:
-        return original(configurator, **sizes)
-    if configurator.hybrid_kda_config is None:  # for this check only
-        configurator = copy.copy(configurator)
-        configurator.hybrid_kda_config = configurator.hybrid_gdn_config
+    configurator = copy.copy(configurator)
+    configurator.hybrid_kda_config = configurator.hybrid_gdn_config  # for this check only
     pool = original(configurator, **sizes)
     windows = getattr(pool.mamba_pool.mamba_cache, "intermediate_conv_window", [])
     windows[:] = map(windows_by_token, windows)
@@ -67,3 +51,12 @@ def windows_by_token(windows: Tensor) -> Tensor:
     layer, row, step, _, column = windows.stride()
     dim = windows.shape[3]
     return windows.as_strided(windows.shape, (layer, row, dim, 1, dim)) if step == column else windows
+
+
+_POOLS = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
+HOOKS = Hooks(
+    around={
+        f"{_POOLS}._build_hybrid_req_pool": build_pool,
+        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool,
+    }
+)

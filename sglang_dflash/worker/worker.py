@@ -14,7 +14,8 @@ from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
 from sglang_dflash.features import ranks
 from sglang_dflash.features.copies import Copies
-from sglang_dflash.features.exact import row_dependent_products
+from sglang_dflash.features.exact.rows import is_exact
+from sglang_dflash.features.exact.stepped import SteppedCommit
 from sglang_dflash.features.hidden import for_clients, keep_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
 from sglang_dflash.features.pools import log_pools
@@ -24,7 +25,8 @@ from sglang_dflash.features.window import DraftRings, allocate_rings, prepare_tr
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import current, the_plan
-from sglang_dflash.plan.settings import EXACT_SWITCH, slots_per_request
+from sglang_dflash.plan.settings import slots_per_request
+from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream.worker import (
     BaseSpecWorker,
     CaptureHiddenMode,
@@ -40,7 +42,6 @@ from sglang_dflash.upstream.worker import (
 )
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
-from sglang_dflash.worker.commit import RecurrentCommit
 from sglang_dflash.worker.debug import stage, sync_guard
 from sglang_dflash.worker.flight import StepRecord, StepTimer, on_host
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
@@ -188,7 +189,8 @@ class DFlashWorker(BaseSpecWorker):
 
     def _build(self) -> None:
         plan, layout, rings, drafter = self.plan, self.draft_parallel_layout, self._rings, self._drafter
-        self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
+        commit = SteppedCommit if plan.exact else RecurrentCommit
+        self._commit = commit(self._target_worker, replays=plan.replay)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
         if drafter is None:
             self._draft = self._inject = NoDrafter(self._target.device)
@@ -215,12 +217,9 @@ class DFlashWorker(BaseSpecWorker):
         with self._drafters_context():
             super().init_attention_backends()
         plan = self.plan
-        if plan.exact and (found := row_dependent_products(self._target, plan.served_widths)):
-            self.identity["exact"] = f"products depend on the number of rows: {', '.join(map(str, found))}"
-            logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", self.identity["exact"])
-        elif plan.exact:
-            logger.info("DFLASH: greedy output is bit-identical to plain decoding (%s=0 disables it)", EXACT_SWITCH)
-        if plan.replay and not plan.exact and plan.role != "prefill":  # before the target's graphs are captured
+        if plan.exact:
+            self.identity["exact"] = is_exact(self._target, plan.served_widths)
+        elif plan.replay and plan.role != "prefill":  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 
     @contextmanager
@@ -250,7 +249,8 @@ class DFlashWorker(BaseSpecWorker):
             self._at_width = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        FirstCalls(plan, target, self._inject, self.dummy_step).run(widths, self._at_width)
+        first_calls = FirstCalls(plan, target, self._inject, self.dummy_step, self._commit.every_size)
+        first_calls.run(widths, self._at_width)
         self.width_policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
         if get_parallel().attn_dp_enabled and plan.widths is not None:
             self._rounds = Rounds(self.width_policy, plan.block, self._buckets)
@@ -378,7 +378,7 @@ class DFlashWorker(BaseSpecWorker):
                     self._copies.offer(step)
             with stage("verify"):
                 self._accept.before_verify(step)
-                self._commit.before_verify(step)
+                self._commit.drafted(step)
                 self._verify.verify(step)
             with stage("accept"):
                 self._accept.accept(step)

@@ -21,11 +21,8 @@ pytestmark = pytest.mark.sglang
 
 def replaying(monkeypatch: pytest.MonkeyPatch, *, moving: int | None = None, cached: bool = True) -> Any:
     """A configurator of a server that replays; a request takes five states of 1,000 bytes."""
-    mamba = SimpleNamespace(enable_linear_replayssm_spec=True, linear_replayssm_cache_len=16)
     for name, value in {
         "get_schedule": SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9),
-        "get_exec": SimpleNamespace(mamba=mamba),
-        "get_spec": SimpleNamespace(speculative_num_draft_tokens=16),
         "get_memory": SimpleNamespace(disable_radix_cache=not cached),
         "get_disagg": SimpleNamespace(
             disaggregation_mode="null" if moving is None else "decode", disaggregation_decode_extra_slots=moving
@@ -33,7 +30,7 @@ def replaying(monkeypatch: pytest.MonkeyPatch, *, moving: int | None = None, cac
     }.items():
         monkeypatch.setattr(pools, name, lambda value=value: value)
     monkeypatch.setattr(pools, "create_memory_pool_configurator", lambda _: SimpleNamespace(_cell_size=10))
-    serve(monkeypatch, block=16, replay=True)
+    serve(monkeypatch, block=16, replay=True, records=16)
     shape, dtype = SimpleNamespace(conv=[(4, 3)]), SimpleNamespace(conv=SimpleNamespace(itemsize=2))
     params = SimpleNamespace(shape=shape, dtype=dtype, layers=range(2), mamba_cache_per_req=1000)
     params.replayssm_ring_bytes_per_req = lambda record_len: 7

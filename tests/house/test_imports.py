@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "drafter": BASE,
     "model": SERVED,
     "width": SERVED,
-    "states": SERVED,
+    "states": SERVED | {"features.feature"},
     "plan": GROUND,
     "features": STEP | {"causes"},
     "worker": STEP | {"features"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -168,7 +167,6 @@ SHORT: dict[str, Callable[[], object]] = {
     "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),
     "windows of a convolution": lambda: convolve(steps=1),
     "rows of a convolution": lambda: convolve(rows=DENSE[:1]),
-    "outputs of a verify": lambda: BLOCKS.verify(partial(gdn_verify, out=BLOCKS.v[0, 1:]), BLOCKS.records),
 }
 
 

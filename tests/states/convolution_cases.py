@@ -22,12 +22,11 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, replay, verify
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Convolved
 from sglang_dflash.states.replay import windows_by_token
-from tests.support.configs import serving_plan
+from tests.support.configs import serve
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -188,7 +187,6 @@ def test_no_requests() -> None:
 
 def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
     """Outputs of a layer's verify, z, states after every token and windows: with our hook, or by SGLang's backend."""
-    monkeypatch.setattr(serving, "plan", plan)
     monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
     monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
     windows, kept = layer.memory(), torch.full((ROWS, BLOCK, layer.HV, layer.V, K), 7.0, device=DEVICE)
@@ -213,8 +211,9 @@ def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: 
             verify_kernel=triton, target_verify=triton.target_verify, verify_kernel_is_flashinfer=False
         ),
     )  # fmt: skip
-    verify.take_projections(None, backend)
-    assert backend.supports_packed_verify == (plan is not None)
+    if hook:
+        serve(monkeypatch)
+        verify.take_projections(None, backend)
     gates = {"A_log": torch.randn(layer.HV, generator=generator), "dt_bias": torch.randn(layer.HV, generator=generator)}
     of_layer = SimpleNamespace(
         layer_id=0, conv_weights=layer.weight, bias=layer.added, activation="silu", num_q_heads=H, head_q_dim=K,
@@ -231,8 +230,9 @@ def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: 
     )
     if hook:
         unsplit = (layer.qkvz, layer.ba)
-        out, z = verify.verify(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
-        again = verify.verify(unexpected, backend, mixed_qkv=mixed, a=a, b=b, **call)  # as Qwen3-Next's
+        hooked = verify.KEPT.around["layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend"]
+        out, z = hooked(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
+        again = hooked(unexpected, backend, mixed_qkv=mixed, a=a, b=b, **call)  # as Qwen3-Next's
         assert torch.equal(again[:, : layer.live], out[:, : layer.live])
     else:
         out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)
@@ -250,8 +250,8 @@ def test_a_servers_verify_is_sglangs(rounds: bool, monkeypatch: pytest.MonkeyPat
     mamba = SimpleNamespace(linear_attn_backend="triton" if rounds else "flashinfer", linear_attn_decode_backend=None)
     monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
     layer = Layer(5, pads=1, gap=8)
-    expected = verified(layer, None, monkeypatch, hook=False)
-    found = verified(layer, serving_plan(), monkeypatch, hook=True)
+    expected = verified(layer, monkeypatch, hook=False)
+    found = verified(layer, monkeypatch, hook=True)
     equal = {name: torch.equal(found[name], expected[name]) for name in found}
     assert equal == {"outputs": not rounds, "z": True, "kept": not rounds, "windows": True}
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)

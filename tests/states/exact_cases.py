@@ -16,11 +16,10 @@ import torch
 from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from torch import Tensor
 
-from sglang_dflash.features.exact import as_rows
-from sglang_dflash.plan import serving
-from sglang_dflash.states import stepped, verify
+from sglang_dflash.features.exact import stepped
+from sglang_dflash.features.exact.rows import as_rows
+from sglang_dflash.states import verify
 from sglang_dflash.states.convolution import gdn_convolve
-from tests.support.configs import serving_plan
 from tests.support.gdn_replay import Blocks, decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -60,20 +59,13 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
     return outputs.flatten(1, 2), after
 
 
-def recorded(blocks: Blocks) -> Tensor:
+def recorded(blocks: Blocks, rule: verify.Rule) -> Tensor:
     """Outputs of a verify of all layers."""
-    return torch.stack([blocks.replayed(layer) for layer in range(blocks.layers)])
-
-
-def of_layer(blocks: Blocks, layer: int) -> tuple[Tensor, ...]:
-    """Inputs of a verify."""
-    given = (getattr(blocks, name)[layer] for name in ("q", "k", "v", "a", "b"))
-    return *given, blocks.A_log, blocks.dt_bias, blocks.states[layer], blocks.slots
+    return torch.stack([blocks.run(rule, layer) for layer in range(blocks.layers)])
 
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "plan", serving_plan(replay=True, exact=True))
     decode_with_triton(monkeypatch)
     if not KERNELS_RUN:
         from sglang_dflash_cpu.layers import gdn
@@ -103,7 +95,7 @@ def test_replayed(
     expected, after = decoded(blocks)
     before = blocks.states.clone()
     live = torch.tensor(blocks.live).repeat_interleave(width)  # the CPU platform computes padding, the kernel skips it
-    assert torch.equal(recorded(blocks)[:, live], expected[:, live])
+    assert torch.equal(recorded(blocks, stepped.step_verify)[:, live], expected[:, live])
     assert torch.equal(blocks.states[:, 1:], before[:, 1:])
     gates = [(blocks.A_log, blocks.dt_bias)] * blocks.layers
     places = torch.arange(blocks.bs, device=DEVICE) // 2  # of the requests that are not padding
@@ -121,10 +113,8 @@ def test_replayed(
 
 
 def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], counts: Tensor, tracked: Tensor) -> None:
-    stepped.step_commit(
-        pool, blocks.records, gates, blocks.rows, blocks.slots, counts.int(), blocks.track_slots, tracked.int(),
-        width=blocks.width,
-    )  # fmt: skip
+    targets = [(blocks.slots, counts.int()), (blocks.track_slots, tracked.int())]
+    stepped.step_commit(pool, blocks.records, gates, blocks.rows, blocks.slots, targets, blocks.width)
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
@@ -136,9 +126,7 @@ def test_kept(state_dtype: torch.dtype) -> None:
         before = blocks.states[layer].clone()
         kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
         kept = kept.to(DEVICE)
-        rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
-        found = verify.keep(None, *of_layer(blocks, layer), kept, rows, width=blocks.width)
-        assert torch.equal(found, expected[layer])
+        assert torch.equal(blocks.run(stepped.step_verify, layer, kept), expected[layer])
         assert torch.equal(kept[: blocks.bs, :5], after[layer])
         assert kept[blocks.bs].isnan().all() and kept[:, 5:].isnan().all()
         assert torch.equal(blocks.states[layer], before)
@@ -186,24 +174,23 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
 
 
 @pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
-def test_without_exact_mode_a_verify_of_kept_states_rounds_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_exact_mode_a_verify_of_kept_states_rounds_beta() -> None:
     """SGLang's kernel, with the convolution's b: of a state's largest value, 300 times nearer to decoding's."""
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
-    monkeypatch.setattr(serving, "plan", serving_plan())
     blocks = blocks_of(2, 8, torch.float32, **TINY)
     _, after = decoded(blocks)
     rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
     starts = torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * blocks.width
-    backend = SimpleNamespace(
-        kernel_dispatcher=SimpleNamespace(verify_kernel=TritonGDNKernel()),
-        forward_metadata=SimpleNamespace(query_start_loc=starts),
-    )
+    backend = {
+        "kernel_dispatcher": SimpleNamespace(verify_kernel=TritonGDNKernel()),
+        "forward_metadata": SimpleNamespace(query_start_loc=starts),
+    }
 
     def error(b: Tensor) -> float:
-        q, k, v, a, _, *others = of_layer(blocks, 0)
         kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
-        verify.keep(backend, q, k, v, a, b, *others, kept, rows, width=8)
+        blocks.b = b[None]
+        blocks.run(verify.keep, 0, kept, **backend)
         return float((kept - after[0]).abs().max() / after[0].abs().max())
 
     mixed = blocks.qkv[0, :, : -2 * blocks.HV]

@@ -21,9 +21,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from torch import Tensor
 
-from sglang_dflash.plan import serving
 from sglang_dflash.states import replay
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
+from sglang_dflash.states.verify import record
 from sglang_dflash.worker.forwards import NoDrafter
 from sglang_dflash.worker.start.graphs import WidthGraphs, sizes_for_narrower
 from sglang_dflash.worker.start.prewarm import FirstCalls
@@ -111,12 +111,11 @@ CLOSE = {torch.bfloat16: (2**-8, 5e-5), torch.float32: (1e-5, 1e-5)}
 @pytest.mark.parametrize("dtype", CLOSE)
 def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's decode, 16 tokens one by one, against one verify of ours and its commit."""
-    monkeypatch.setattr(serving, "plan", serving_plan(replay=True))
     decode_with_triton(monkeypatch)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     blocks = Blocks(2, 16, layers=1, K=32, V=16, dtype=dtype)
     outputs, after = decoded(blocks)
-    found = recorded(blocks)
+    found = recorded(blocks, record)
     gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.full((blocks.bs,), 16))
     results = (found, outputs), (blocks.states[:, blocks.slots.long()], after[:, :, -1])
     errors = [(one.float() - other.float()).abs().max() / other.abs().max() for one, other in results]

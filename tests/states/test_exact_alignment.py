@@ -26,11 +26,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from sglang_dflash.features import exact
-from sglang_dflash.states import stepped
+from sglang_dflash.features.exact import rows as exact
+from sglang_dflash.features.exact import stepped
 from sglang_dflash.states.reference import Records
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.configs import serve
+from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
 
@@ -91,17 +92,22 @@ def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype, skipped: in
     q, k, v, a, b = rows.split(sizes, -1)
     q, k, v = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, K))
     pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32, skipped=skipped)
-    kept: Any = None if skipped else (lambda t, after: None)
-    return stepped.step_verify(q, k, v, a, b, *gates(HV), pool, slots, width=width, scale=K**-0.5, keep=kept)
+    cache = SimpleNamespace(intermediate_ssm=None if skipped else tensor(bs, width, HV, K, K, dtype=state))
+    vars(cache).update((f"replayssm_{name}", part[0]) for name, part in zip(NAMES, records_of(H, HV), strict=True))
+    inputs = (q, k, v, a, b, *gates(HV), pool, slots)
+    return stepped.step_verify(inputs, cache, *served_block(width, tensor(bs), tensor(bs)))
+
+
+def records_of(H: int, HV: int) -> Records:
+    rings = ((HV, 32, K, BF16), (H, 32, K, BF16), (HV, 32, FP32), (HV, 32, K, BF16), (H, 32, K, BF16))
+    return Records(*(tensor(LAYERS, 49, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
 
 
 def commit(bs: int, width: int, H: int, HV: int, state: torch.dtype, tracked: bool) -> None:
-    rings = ((HV, 32, K, BF16), (H, 32, K, BF16), (HV, 32, FP32), (HV, 32, K, BF16), (H, 32, K, BF16))
-    records = Records(*(tensor(LAYERS, 49, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
-    rows, slots, counts = tensor(bs), tensor(bs, dtype=INT32), tensor(bs, dtype=INT32)
-    track = (tensor(bs), counts) if tracked else (None, None)
+    slots, counts = tensor(bs, dtype=INT32), tensor(bs, dtype=INT32)
+    targets = [(slots, counts), (tensor(bs), counts)] if tracked else [(slots, counts)]
     pool = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)
-    stepped.step_commit(pool, records, [gates(HV)] * LAYERS, rows, slots, counts, *track, width=width)
+    stepped.step_commit(pool, records_of(H, HV), [gates(HV)] * LAYERS, tensor(bs), slots, targets, width)
 
 
 @pytest.fixture(autouse=True)

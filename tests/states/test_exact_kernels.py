@@ -9,6 +9,7 @@ all of which the start must launch.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import subprocess
 from contextlib import nullcontext
@@ -22,18 +23,20 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
+from sglang.srt.mem_cache.memory_pool import MambaPool
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from sglang_dflash.drafter.config import load_config, text_config
-from sglang_dflash.states import stepped
+from sglang_dflash.features.exact import stepped
+from sglang_dflash.states import commit as commits
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
-from sglang_dflash.worker import commit as commits
 from sglang_dflash.worker.start import prewarm
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.cards import FOLDER
 from tests.support.configs import serving_plan
+from tests.support.gdn_replay import served_block
 
 pytestmark = pytest.mark.sglang
 
@@ -62,11 +65,16 @@ def verify(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
     mixed = tensor(BS * WIDTH, 2 * H * K + HV * V, dtype=BF16)
     q, k, v = mixed.split([H * K, H * K, HV * V], -1)
     gates = (tensor(BS * WIDTH, HV, dtype=BF16) for _ in "ab")
-    stepped.step_verify(
-        *(q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), *gates),
+    inputs = (
+        q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), *gates,
         tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16), tensor(64, HV, V, K, dtype=state),
-        tensor(BS, dtype=torch.int32), width=WIDTH, scale=K**-0.5,
+        tensor(BS, dtype=torch.int32),
     )  # fmt: skip
+    stepped.step_verify(
+        inputs,
+        SimpleNamespace(intermediate_ssm=tensor(BS, WIDTH, HV, V, K, dtype=state)),
+        *served_block(WIDTH, tensor(BS), tensor(BS)),
+    )
 
 
 def commit(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
@@ -75,7 +83,8 @@ def commit(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
     stepped.step_commit(
         tensor(LAYERS, 64, HV, V, K, dtype=state), records,
         [(tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16))] * LAYERS,
-        tensor(BS), tensor(BS, dtype=torch.int32), tensor(BS, dtype=torch.int32), width=WIDTH,
+        tensor(BS), tensor(BS, dtype=torch.int32), [(tensor(BS, dtype=torch.int32), tensor(BS, dtype=torch.int32))],
+        WIDTH,
     )  # fmt: skip
 
 
@@ -168,7 +177,8 @@ def served(pair: str, state: torch.dtype) -> Any:
         for name, shape in rings.items()
     }
     states = tensor(layers, 64, HV, V, K, dtype=state)
-    cache = SimpleNamespace(temporal=states, conv=None, intermediate_conv_window=None, **records)
+    cache = object.__new__(MambaPool.SpeculativeState)
+    vars(cache).update(dict.fromkeys(each.name for each in dataclasses.fields(cache)), temporal=states, **records)
     pool = SimpleNamespace(
         req_to_token=tensor(49, 64, dtype=torch.int32),
         mamba_pool=SimpleNamespace(mamba_cache=cache),
@@ -181,7 +191,7 @@ def served(pair: str, state: torch.dtype) -> Any:
 
 def a_step(bs: int, width: int, context: int) -> Any:
     rows, counts = tensor(bs, dtype=torch.int64), tensor(bs, dtype=torch.int32)
-    batch = SimpleNamespace(req_pool_indices=rows, mamba_track_indices=rows, tree_cache=SimpleNamespace(page_size=1))
+    batch = SimpleNamespace(req_pool_indices=rows, mamba_track_indices=rows)
     return SimpleNamespace(
         batch=batch,
         width=width,
@@ -196,12 +206,12 @@ def test_the_start_launches_the_commit_of_every_batch(
     pair: str, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
-    monkeypatch.setattr(commits, "gates_of", lambda gates: gates)
+    monkeypatch.setattr(stepped, "gates_of", lambda gates: gates)
     monkeypatch.setattr(commits, "scatter_mamba_states_after_mtp_verify", lambda *_: None)
     mamba = SimpleNamespace(enable_mamba_extra_buffer=True)
     monkeypatch.setattr(prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba))
-    monkeypatch.setattr(prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1))
     for module in (prewarm, commits):
+        monkeypatch.setattr(module, "get_schedule", lambda: SimpleNamespace(page_size=1))
         monkeypatch.setattr(module, "mamba_track_grid", lambda page: 256)
     monkeypatch.setattr(prewarm, "runs_kernels", lambda tensor: True)
     for other in ("_context_kv", "_choices", "_slots", "_state_slots"):
@@ -210,17 +220,16 @@ def test_the_start_launches_the_commit_of_every_batch(
     with compiled_for(90) as launches:
         target = served(pair, state)
         worker: Any = SimpleNamespace(model_runner=target)
-        commit = commits.RecurrentCommit(worker, replays=True, exact=True)
+        commit = stepped.SteppedCommit(worker, replays=True)
         inject: Any = None
 
         def step(bs: int, width: int, context: int) -> None:
             done = a_step(bs, width, context)
-            commit.before_verify(done)
+            commit.drafted(done)
             commit.commit(done)
 
-        prewarm.FirstCalls(serving_plan(replay=True, exact=True), target, inject, step).run(
-            (2,), lambda width: nullcontext()
-        )
+        calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.every_size)
+        calls.run((2,), lambda width: nullcontext())
         at_start = {launch.key for launch in launches}
         for bs in range(1, 49):
             for context in (0, 255):  # without a snapshot and with one

@@ -16,9 +16,9 @@ from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
 from sglang_dflash.ops import accept_block
+from sglang_dflash.states import commit
+from sglang_dflash.states.commit import RecurrentCommit, may_cross
 from sglang_dflash.states.replay import pool_records
-from sglang_dflash.worker import commit
-from sglang_dflash.worker.commit import RecurrentCommit, may_cross
 from sglang_dflash_cpu.layers.pools import commit as commit_steps
 from sglang_dflash_cpu.layers.pools import track
 from tests.support.gdn_replay import cache_params
@@ -36,6 +36,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> HybridReqToTokenPool:
     monkeypatch.setattr(memory_pool, "conv_window_dedup_enabled", lambda *_: True)  # as on CUDA and our CPU platform
     monkeypatch.setattr(commit, "scatter_mamba_states_after_mtp_verify", commit_steps)
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
+    monkeypatch.setattr(commit, "get_schedule", lambda: SimpleNamespace(page_size=1))
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
     pool = HybridReqToTokenPool(
         size=4,
@@ -64,7 +65,7 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(
 ) -> None:
     """A decoding server ends a request and fills the row's new slot while the surplus step has yet to commit."""
     target: Any = SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=pool))
-    committer, lens = RecurrentCommit(target, replays=True, exact=False), torch.tensor([63, 100])
+    committer, lens = RecurrentCommit(target, replays=True), torch.tensor([63, 100])
     accepted = (torch.arange(width) >= torch.tensor([[min(width, 4)], [1]]) - 1).long()
     step: Any = SimpleNamespace(
         batch=SimpleNamespace(
@@ -75,7 +76,7 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(
         state_slots=pool.req_index_to_mamba_index_mapping[ROWS],
         accepted=accept_block(torch.zeros(2, width, dtype=torch.int64), accepted, lens, interval=GRID),
     )
-    committer.before_verify(step)
+    committer.drafted(step)
     pool.req_index_to_mamba_index_mapping[ROWS[0]] = ANOTHERS
     cache = pool.mamba_pool.mamba_cache
     states, windows = cache.temporal.clone(), cache.conv[0].clone()

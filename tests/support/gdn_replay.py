@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_dflash.states import replay
 from sglang_dflash.states.reference import Records
+from sglang_dflash.states.verify import Rule
 from tests.support.gated_delta import delta_rule
 
 RING, SLOTS, ROWS = 16, 12, 8
@@ -117,12 +118,19 @@ class Blocks:
             for i in range(self.layers)
         ])  # fmt: skip
 
-    def replayed(self, layer: int) -> Tensor:
-        """Outputs of a layer's verify, ``[N, HV, V]``, as a server runs it."""
-        inputs = (getattr(self, name)[layer] for name in ("q", "k", "v", "a", "b"))
-        records = of_records(self.records, lambda x: x[layer])
-        states, of_requests = (self.states[layer], self.slots), (records, self.rows)
-        return replay.verify(*inputs, self.A_log, self.dt_bias, *states, *of_requests, width=self.width)
+    def inputs(self, layer: int) -> Any:
+        """Of a layer's verify, as a rule receives them."""
+        given = (getattr(self, name)[layer] for name in ("q", "k", "v", "a", "b"))
+        return *given, self.A_log, self.dt_bias, self.states[layer], self.slots
+
+    def run(self, rule: Rule, layer: int, kept: Tensor | None = None, **backend: Any) -> Tensor:
+        """Outputs of a layer's verify, ``[N, HV, V]``, as a server runs it; ``kept`` receives states."""
+        cache = SimpleNamespace(intermediate_ssm=kept)
+        for name, part in zip(NAMES, self.records, strict=True):
+            setattr(cache, f"replayssm_{name}", None if part is None else part[layer])
+        scratch = torch.arange(self.bs, dtype=torch.int32, device=self.device)
+        outputs: Tensor = rule(self.inputs(layer), cache, *served_block(self.width, self.rows, scratch, **backend))
+        return outputs
 
     def gates(self, layer: int, own: slice) -> tuple[Tensor, Tensor]:
         """Log-decays and write strengths of some tokens, in float64."""
@@ -138,6 +146,12 @@ class Blocks:
         q, k, v = (x[layer, own] for x in (self.q, self.k, self.v))
         outputs, states = delta_rule(q, k, v, *self.gates(layer, own), state)
         return outputs, torch.cat([state[None], states])
+
+
+def served_block(width: int, rows: Tensor, scratch: Tensor, **backend: Any) -> tuple[Any, Any]:
+    """SGLang's backend and batch of a verify, as a rule receives them."""
+    batch = SimpleNamespace(req_pool_indices=rows, spec_info=SimpleNamespace(draft_token_num=width))
+    return SimpleNamespace(verify_intermediate_state_indices=scratch, **backend), batch
 
 
 def decode_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,9 @@ pytest.importorskip("sglang")
 
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
+from sglang_dflash.features.exact.rows import is_exact
 from sglang_dflash.plan.widths import WidthConfig
-from sglang_dflash.worker.worker import DFlashWorker
 from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang
@@ -97,16 +95,6 @@ def runner(model: Model, requests: int = REQUESTS) -> Any:
     )
 
 
-def started(target: Any, widths: WidthConfig | None, monkeypatch: pytest.MonkeyPatch) -> DFlashWorker:
-    monkeypatch.setattr(BaseSpecWorker, "init_attention_backends", lambda worker: None)
-    monkeypatch.setattr(DFlashWorker, "_drafters_context", nullcontext)
-    worker: Any = DFlashWorker.__new__(DFlashWorker)
-    plan = serving_plan(block=WIDTH, widths=widths, replay=True, exact=True)
-    worker.plan, worker.identity, worker._target = plan, plan.describe(), target
-    worker.init_attention_backends()
-    return worker  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
     ("planted", "widths", "found"),
     [
@@ -122,11 +110,11 @@ def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
     planted: Any,
     widths: WidthConfig | None,
     found: str | None,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.INFO, "sglang_dflash.worker.worker"):
-        exact = started(runner(Model(**planted)), widths, monkeypatch).identity["exact"]
+    plan = serving_plan(block=WIDTH, widths=widths)
+    with caplog.at_level(logging.INFO, "sglang_dflash.features.exact.rows"):
+        exact = is_exact(runner(Model(**planted)), plan.served_widths)
     [record] = caplog.records
     if found is None:
         assert exact is True and "greedy output is bit-identical to plain decoding" in record.message

@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import (
-    penalize_block,
-    repeat_rows,
-    runs_kernels,
-    seeded_tokens,
-    stage_block,
-)
+from sglang_dflash.ops import penalize_block, repeat_rows, runs_kernels, seeded_tokens
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
@@ -54,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Step = Callable[[int, int, int], None]  # runs a dummy step of a batch size, a width and a context
 CONTEXT = 64  # tokens
 # with these a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
 CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
@@ -114,17 +109,19 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 
 
 class FirstCalls:
-    """Launches every kernel that steps use outside CUDA graphs. ``step`` runs a dummy step."""
+    """Launches every kernel that steps use outside CUDA graphs.
+
+    ``every_size``: a commit is compiled for each batch size, rounded up to a power of two.
+    """
 
     def __init__(
-        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Callable[[int, int, int], None]
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Step, every_size: bool = False
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
-        # SGLang rounds batch sizes up, and step_commit divides by 2 or more
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
         # elsewhere 1, multiples of 16 and others are compiled separately
-        self._step_sizes = self._batch_sizes if plan.exact else [size for size in (1, 2, 16) if size <= most]
+        self._step_sizes = self._batch_sizes if every_size else [size for size in (1, 2, 16) if size <= most]
 
     @timed("first calls")
     @torch.no_grad()
@@ -151,8 +148,6 @@ class FirstCalls:
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
             inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := inject.staged) is not None:
-            stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
 
     def _choices(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)

@@ -13,7 +13,7 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 FOLDER = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", "."))
-COMMIT = "sglang_dflash.worker.commit.RecurrentCommit.commit"
+COMMIT = "sglang_dflash.states.commit.RecurrentCommit.commit"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 DRAFT = "sglang_dflash.worker.forwards.Draft.draft"
 FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"
@@ -93,7 +93,7 @@ def replays() -> None:
     def record(commit: Any, step: Any, *_: Any) -> None:
         _write("replays.jsonl", rid=step.batch.reqs[0].rid, requests=len(step.batch.reqs), width=step.width)
 
-    _hook("BEFORE", "sglang_dflash.worker.commit.RecurrentCommit._commit_records", record)
+    _hook("BEFORE", "sglang_dflash.states.commit.RecurrentCommit._commit_records", record)
 
 
 def rounds() -> None:

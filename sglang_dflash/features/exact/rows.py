@@ -1,4 +1,4 @@
-"""Exact mode: attention of a verify by rows, and a check of the target's products.
+"""Attention of a verify by rows, and a check of the target's products.
 
 Hooks lay a block out as decode rows in SGLang's Triton backend. Under deterministic inference rows are independent and
 the split of a row's keys depends on its length alone, so each row is bit-identical to plain decoding. Products are not
@@ -8,50 +8,52 @@ exact if their kernel depends on the number of rows.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from sglang_dflash.model.backend import attend_block, verifies_with_kernel
-from sglang_dflash.plan import serving
-from sglang_dflash.states.stepped import ALIGNMENT
+from sglang_dflash.features.exact.stepped import ALIGNMENT
+from sglang_dflash.plan.serving import current
+from sglang_dflash.plan.settings import EXACT_SWITCH
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
+
+logger = logging.getLogger(__name__)
 
 
 def widen(_: None, backend: Any, *args: Any, **options: Any) -> None:
     """Hook after ``TritonAttnBackend.__init__``: make room for a row per block position."""
-    if not backend.is_draft_runner and serving.plan is not None and serving.plan.exact:
-        rows = (len(backend.kv_indptr) - 1) * serving.plan.block
+    if not backend.is_draft_runner:
+        rows = (len(backend.kv_indptr) - 1) * current.worker.plan.block
         backend.kv_indptr = backend.kv_indptr.new_zeros(rows + 1)
 
 
 def prepare(original: Callable[..., None], backend: Any, forward_batch: Any, *args: Any, **options: Any) -> None:
     """Hook around both ``init_forward_metadata`` methods."""
-    if _is_exact_block(backend, forward_batch):
+    if _is_block(backend, forward_batch):
         width = backend._target_verify_num_tokens_per_req(forward_batch.spec_info)
         forward_batch = as_rows(forward_batch, width)
     original(backend, forward_batch, *args, **options)
 
 
 def attend(
-    original: Callable[..., Any], backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any,
-    save_kv_cache: bool = True, **options: Any,
-) -> Any:  # fmt: skip
-    """Hook around ``forward_extend``: q, k and v already have a row per position.
+    original: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *save: bool, **options: Any
+) -> Any:
+    """Hook around ``forward_extend``: q, k and v already have a row per position."""
+    if not _is_block(backend, forward_batch):
+        return original(backend, q, k, v, layer, forward_batch, *save, **options)
+    read = backend.forward_metadata
+    for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
+        # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
+        assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
+    return backend.forward_decode(q, k, v, layer, forward_batch, *save, **options)
 
-    A verify that is not exact runs the drafter's kernel, where it serves the layer.
-    """
-    if _is_exact_block(backend, forward_batch):
-        read = backend.forward_metadata
-        for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
-            # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
-            assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
-        return backend.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **options)
-    if save_kv_cache and k is not None and verifies_with_kernel(backend, layer, forward_batch, options):
-        return attend_block(backend, q, k, v, layer, forward_batch, options.get("sinks"))
-    return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **options)
+
+def _is_block(backend: Any, forward_batch: Any) -> bool:
+    return forward_batch.forward_mode.is_target_verify() and not backend.is_draft_runner
 
 
 def as_rows(forward_batch: Any, width: int) -> Any:
@@ -66,10 +68,25 @@ def as_rows(forward_batch: Any, width: int) -> Any:
     return rows
 
 
-def _is_exact_block(backend: Any, forward_batch: Any) -> bool:
-    plan = serving.plan
-    verifies = forward_batch.forward_mode.is_target_verify() and not backend.is_draft_runner
-    return verifies and plan is not None and plan.exact
+_TRITON = "layers.attention.triton_backend.TritonAttnBackend"
+HOOKS = Hooks(
+    around={
+        f"{_TRITON}.init_forward_metadata": prepare,
+        f"{_TRITON}.init_forward_metadata_out_graph": prepare,
+        f"{_TRITON}.forward_extend": attend,
+    },
+    after={f"{_TRITON}.__init__": widen},
+)
+
+
+def is_exact(target: Any, widths: tuple[int, ...]) -> bool | str:
+    """Return, and log, whether this device computes all products of a model runner exactly, or why not."""
+    if found := row_dependent_products(target, widths):
+        reason = f"products depend on the number of rows: {', '.join(map(str, found))}"
+        logger.warning("DFLASH: a verify is not exact, so text may differ at near-ties: %s", reason)
+        return reason
+    logger.info("DFLASH: greedy output is bit-identical to plain decoding (%s=0 disables it)", EXACT_SWITCH)
+    return True
 
 
 @torch.no_grad()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature
 from sglang_dflash.states.replay import gdn_commit, pool_records
-from sglang_dflash.states.stepped import gates_of, step_commit
 from sglang_dflash.upstream.worker import (
     commit_mamba_states_after_verify,
+    get_schedule,
     mamba_track_grid,
     scatter_mamba_states_after_mtp_verify,
     track_mamba_states_all_layers,
@@ -23,33 +24,31 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.step import Step
 
 
-class RecurrentCommit:
+class RecurrentCommit(Feature):
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
-    prefix-cache track boundaries.
+    prefix-cache track boundaries. It runs before a step is published, as the scheduler may then reuse state slots.
 
-    ``replays``: the verify records writes instead of keeping states. ``exact``: a replay repeats plain decoding's
-    steps.
+    ``replays``: the verify records writes instead of keeping states.
     """
 
-    def __init__(self, target_worker: TpModelWorker, *, replays: bool, exact: bool) -> None:
+    every_size = False  # whether a commit is compiled for each batch size
+    state_table: Tensor | None = None  # by request row; None for a target without recurrent states
+
+    def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
         self._target, self._replays = target_worker, replays
         self._requests = target_worker.model_runner.req_to_token_pool
-        self._recurrent = getattr(self._requests, "mamba_pool", None) is not None
-        self._gates = gates_of(target_worker.model_runner.model) if exact and replays else None
-        self._interval = 0
-        # by request row
-        self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
+        if getattr(self._requests, "mamba_pool", None) is not None:
+            self.state_table = self._requests.req_index_to_mamba_index_mapping
+            self._interval = mamba_track_grid(get_schedule().page_size)
 
-    def before_verify(self, step: Step) -> None:
+    def drafted(self, step: Step) -> None:
         """Most steps cross no boundary, and a snapshot costs as much as a commit."""
-        if self._recurrent:
-            if not self._interval:
-                self._interval = mamba_track_grid(step.batch.tree_cache.page_size)
+        if self.state_table is not None:
             growth = step.state.in_flight + step.width  # host lengths lag one step
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
     def commit(self, step: Step) -> None:
-        if not self._recurrent:
+        if self.state_table is None:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
         if step.width > 1 and self._replays:
@@ -63,23 +62,19 @@ class RecurrentCommit:
             )
 
     def _commit_records(self, step: Step, track: Tensor | None) -> None:
-        states, accepted = self._requests.get_speculative_mamba2_params_all_layers(), step.accepted
-        assert step.state_slots is not None
-        rows, slots, counts = step.batch.req_pool_indices, step.state_slots, accepted.accept_lens
-        tracked = None if track is None else accepted.counts[1]
-        pool, records = states.temporal, pool_records(states)
-        if self._gates is None:
-            gdn_commit(pool, records, rows, slots, counts, track, tracked)
-        else:
-            step_commit(pool, records, self._gates, rows, slots, counts, track, tracked, width=step.width)
-        windows = SimpleNamespace(
-            temporal=states.temporal[:0],
-            intermediate_ssm=None,
-            conv=states.conv,
-            intermediate_conv_window=states.intermediate_conv_window,
-        )
+        self.replay(step, track)
+        states, accepted = self._requests.mamba_pool.mamba_cache, step.accepted
+        windows = replace(states, temporal=states.temporal[:0])  # the states are advanced
         last_tracked = None if track is None else accepted.ends[1]
         scatter_mamba_states_after_mtp_verify(windows, step.state_slots, accepted.ends[0], track, last_tracked)
+
+    def replay(self, step: Step, track: Tensor | None) -> None:
+        """Advance the GDN states by the accepted records, and write those of ``track``, slots ``[bs]``."""
+        states, accepted, slots = self._requests.mamba_pool.mamba_cache, step.accepted, step.state_slots
+        assert slots is not None
+        tracked = () if track is None else (track, accepted.counts[1])
+        rows = step.batch.req_pool_indices
+        gdn_commit(states.temporal, pool_records(states), rows, slots, accepted.accept_lens, *tracked)
 
     def _commit_kept(self, step: Step, track: Tensor | None) -> None:
         # SGLang's commit uses the slots that the verify read
