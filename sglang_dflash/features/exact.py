@@ -17,6 +17,7 @@ import torch
 from sglang_dflash.model.backend import attend_block, verifies_with_kernel
 from sglang_dflash.plan import serving
 from sglang_dflash.states.stepped import ALIGNMENT
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
 
 
@@ -96,3 +97,14 @@ def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int =
         if not all(torch.equal(product(rows[:count].clone())[:compared], alone[:count]) for count in counts):
             found.append(shape)
     return found
+
+
+_TRITON = "layers.attention.triton_backend.TritonAttnBackend"
+HOOKS = Hooks(
+    around={
+        f"{_TRITON}.init_forward_metadata": prepare,
+        f"{_TRITON}.init_forward_metadata_out_graph": prepare,
+        f"{_TRITON}.forward_extend": attend,
+    },
+    after={f"{_TRITON}.__init__": widen},
+)

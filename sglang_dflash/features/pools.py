@@ -13,6 +13,7 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.plan.settings import in_transfer
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import (
     create_memory_pool_configurator,
     get_context,
@@ -116,3 +117,6 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
             *(asked, running, cap, raised_by),
         )
     return counts
+
+
+HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache": divide})

@@ -13,6 +13,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import block_attention
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import is_tile
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import AttentionBackend, AttentionType, KVWriteLoc, SharedReadEnds, SWAKVPool
 
 
@@ -93,3 +94,6 @@ def verifies_with_kernel(backend: Any, layer: Any, forward_batch: Any, options: 
 def read_to_the_end(ends: Any, backend: Any, *args: Any, **options: Any) -> Any:
     """Hook after ``TritonAttnBackend.shared_read_ends``: the kernel reads the slot table, not a copy."""
     return SharedReadEnds.POST_REPLAY if ends is SharedReadEnds.IN_REPLAY and serving.plan is not None else None
+
+
+HOOKS = Hooks(after={"layers.attention.triton_backend.TritonAttnBackend.shared_read_ends": read_to_the_end})

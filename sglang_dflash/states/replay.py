@@ -16,6 +16,7 @@ from sglang_dflash.ops import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, stepped
 from sglang_dflash.states.reference import Records
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import get_exec
 
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.kernels")
@@ -67,3 +68,12 @@ def windows_by_token(windows: Tensor) -> Tensor:
     layer, row, step, _, column = windows.stride()
     dim = windows.shape[3]
     return windows.as_strided(windows.shape, (layer, row, dim, 1, dim)) if step == column else windows
+
+
+_POOLS = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
+HOOKS = Hooks(
+    around={
+        f"{_POOLS}._build_hybrid_req_pool": build_pool,
+        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool,
+    }
+)

@@ -14,6 +14,7 @@ from torch import Tensor
 from sglang_dflash.ops import by_device
 from sglang_dflash.plan import serving
 from sglang_dflash.states import reference, replay, stepped
+from sglang_dflash.upstream.hooks import Hooks
 
 gdn_convolve = by_device(reference.gdn_convolve, "sglang_dflash.states.convolution")
 
@@ -71,3 +72,7 @@ def keep(
         query_start_loc=backend.forward_metadata.query_start_loc, intermediate_states_buffer=kept,
         intermediate_state_indices=rows, cache_steps=width, retrieve_parent_token=None,
     )  # fmt: skip
+
+
+_GDN = "layers.attention.linear.gdn_backend.GDNAttnBackend"
+HOOKS = Hooks(around={f"{_GDN}.forward_extend": verify}, after={f"{_GDN}.__init__": take_projections})

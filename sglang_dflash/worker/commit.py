@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature
 from sglang_dflash.states.replay import gdn_commit, pool_records
 from sglang_dflash.states.stepped import gates_of, step_commit
 from sglang_dflash.upstream.worker import (
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_dflash.worker.step import Step
 
 
-class RecurrentCommit:
+class RecurrentCommit(Feature):
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
     prefix-cache track boundaries.
 
@@ -40,7 +41,7 @@ class RecurrentCommit:
         # by request row
         self.state_table: Tensor | None = self._requests.req_index_to_mamba_index_mapping if self._recurrent else None
 
-    def before_verify(self, step: Step) -> None:
+    def drafted(self, step: Step) -> None:
         """Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self._recurrent:
             if not self._interval:
@@ -48,7 +49,7 @@ class RecurrentCommit:
             growth = step.state.in_flight + step.width  # host lengths lag one step
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
-    def commit(self, step: Step) -> None:
+    def advance(self, step: Step) -> None:
         if not self._recurrent:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none

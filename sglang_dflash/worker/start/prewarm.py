@@ -151,8 +151,8 @@ class FirstCalls:
         hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
         for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
             inject.write(hidden, None, slots[:tokens], slots[:tokens])
-        if (staged := inject.staged) is not None:
-            stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *staged.tensors)
+        if (queue := inject.queue) is not None:
+            stage_block(hidden[:1], slots[:1], slots[:1], slots[:1].int(), *queue.tensors)
 
     def _choices(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
