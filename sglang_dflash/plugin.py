@@ -12,23 +12,12 @@ from typing import Any
 from sglang_dflash.upstream import check_version, misfit
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
-_CONFIG = "srt.configs.model_config.ModelConfig"
-_GATHER = "srt.managers.scheduler_components.dp_attn"
-_POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
-_REQUEST = "srt.managers.schedule_batch.Req"
-_RESULTS = "srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
-_TOKENIZER = "srt.managers.tokenizer_manager.TokenizerManager"
-_TOOLS = "srt.function_call.function_call_parser.FunctionCallParser"
-_TRAINER = "srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_UPDATER = "srt.model_executor.model_runner_components.weight_updater"
-
-Hooks = dict[str, Callable[..., Any]]  # by target, below ``sglang``
 
 _registered = False
 
 
 def register() -> None:
-    """Register every hook, once per process."""
+    """Register what precedes a serving plan, once per process."""
     global _registered
     if _registered:
         return
@@ -48,105 +37,36 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.features import reports, streams, trainers
-    from sglang_dflash.launch import flags
-    from sglang_dflash.launch import resolve as launch
-    from sglang_dflash.upstream.launch import HookRegistry, HookType, register_resolution_hook
+    from sglang_dflash.launch import flags, resolve, takeover
+    from sglang_dflash.upstream import hooks
+    from sglang_dflash.upstream.hooks import Hooks
+    from sglang_dflash.upstream.launch import register_resolution_hook
 
-    HookRegistry.register(CREATE_WORKER, _choose_worker, HookType.AROUND)
-    if "sglang.srt.managers.scheduler" in sys.modules:
-        _register_scheduler_hooks()
-    before: Hooks = {
-        f"{_CONFIG}.__init__": launch.override_drafter,
-        f"{_CONFIG}._derive_context_length": launch.lift_context,
-        "srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": reports.load_in_tokenizer_workers,
-        f"{_TOOLS}.parse_non_stream": streams.mark_whole,
-    }
-    around: Hooks = {
-        f"{_TOKENIZER}.generate_request": streams.remember,
-        "srt.managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": streams.send_once,
-        f"{_TOKENIZER}._update_model_path_info": trainers.keep_target_path,
-        f"{_TOKENIZER}.resume_memory_occupation": trainers.raise_refusal,
-        f"{_TOOLS}.parse_stream_chunk": streams.parse,
-        "srt.function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": streams.parse,
-        "srt.parser.reasoning_parser.ReasoningParser.parse_stream_chunk": streams.parse,
-    }
-    after: Hooks = {
-        f"{_TOKENIZER}.init_tokenizer_and_processor": streams.keep_tokenizer,
-        f"{_TOKENIZER}._calculate_spec_decoding_metrics": reports.count_verified_drafts,
-        "srt.server_args.ServerArgs.add_cli_args": flags.accept_old_flags,
-        "srt.server_args.ServerArgs.resolved_dict": reports.report_adaptive,
-    }
-    _register(before, around, after)
-    register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
+    config = "configs.model_config.ModelConfig"
+    hooks.register(
+        Hooks(
+            before={
+                f"{config}.__init__": resolve.override_drafter,
+                f"{config}._derive_context_length": resolve.lift_context,
+                "managers.detokenizer_manager.DetokenizerManager.__init__": takeover.enter_detokenizer,
+            },
+            around={CREATE_WORKER.removeprefix("sglang.srt."): _choose_worker},
+            after={"server_args.ServerArgs.add_cli_args": flags.accept_old_flags},
+        )
+    )
+    if "sglang.srt.managers.scheduler" in sys.modules:  # elsewhere their kernels would initialise the GPU
+        capture = "models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture"
+        hooks.register(Hooks(around={capture: takeover.capture_layers}))
+        capture = "model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state"
+        hooks.register(Hooks(around={capture: resolve.capture_without_drafter}))
+    register_resolution_hook("handle_model_source_paths")(resolve.after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(resolve.around_speculation)
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    # a scheduler imported after the plugins were loaded gets its hooks here
-    from sglang_dflash.launch.takeover import choose_worker
-    from sglang_dflash.upstream.launch import HookRegistry
+    from sglang_dflash.launch.takeover import choose_worker  # imports no SGLang module before it is called
 
-    if f"sglang.{_POOLS}.config_from_budget" not in HookRegistry._hooks:
-        _register_scheduler_hooks()
-        HookRegistry.apply_hooks()
     return choose_worker(original, *args)
-
-
-def _register_scheduler_hooks() -> None:
-    # their targets import kernels, which would initialise the GPU in other processes
-    from sglang_dflash.features import hidden, ranks, reports, requests, trainers, weights, window
-    from sglang_dflash.launch import resolve as launch
-    from sglang_dflash.launch import takeover
-    from sglang_dflash.worker import state
-
-    before: Hooks = {
-        "srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens,
-        f"{_GATHER}.prepare_mlp_sync_batch_raw": ranks.note_batch,
-    }
-    around: Hooks = {
-        f"{_GATHER}.MLPSyncBatchInfo.all_gather": ranks.gather,
-        "srt.speculative.dflash_utils.validate_dflash_request": requests.refuse_request,
-        "srt.model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": (
-            launch.capture_without_drafter
-        ),
-        f"{_REQUEST}.update_finish_state": requests.end_at_first_token,
-        "srt.session.streaming_session.StreamingSession.try_cache_finished_req": requests.keep_streaming_turn,
-        "srt.managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": state.tokens_required,
-        f"{_POOLS}.config_from_budget": window.charge_rings,
-        "srt.models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_disk": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_tensor": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_ipc": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.load_weights_from_distributed": weights.update_wholly,
-        f"{_UPDATER}._model_load_weights_direct": weights.load_directly,
-        f"{_RESULTS}._append_prefill_hidden_states": hidden.own_columns,
-        f"{_RESULTS}._append_decode_hidden_states": hidden.own_columns,
-        f"{_TRAINER}.update_weights_from_disk": trainers.update_from_disk,
-        f"{_TRAINER}.resume_memory_occupation": trainers.resume_released,
-        "srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats": (
-            reports.report_mean_width
-        ),
-    }
-    after: Hooks = {
-        "srt.constrained.base_grammar_backend.create_grammar_backend": requests.refuse_without_rollback,
-        f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
-        "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
-        "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
-        "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,
-        f"{_TRAINER}._select_runners": trainers.select_runners,
-        f"{_TRAINER}.get_weights_by_name": trainers.weights_by_name,
-        f"{_TRAINER}.record_weight_version_after_update": trainers.report_update,
-    }
-    _register(before, around, after)
-
-
-def _register(*hooks: Hooks) -> None:
-    from sglang_dflash.upstream.launch import HookRegistry, HookType
-
-    for how, by_path in zip((HookType.BEFORE, HookType.AROUND, HookType.AFTER), hooks, strict=True):
-        for path, hook in by_path.items():
-            HookRegistry.register(f"sglang.{path}", hook, how)
 
 
 def _refuse_dflash(error: Exception) -> None:

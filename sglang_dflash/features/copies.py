@@ -5,6 +5,7 @@ At the first difference between copy and drafts, one of them is offered; the hos
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -13,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
+from sglang_dflash.features.telemetry import Series
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
 from sglang_dflash.plan.division import history_columns
 from sglang_dflash.width.policy import BUCKET
-from sglang_dflash.worker.state import RequestRows, fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch
-    from sglang_dflash.worker.flight import StepRecord
+    from sglang_dflash.worker.flight import Finished
     from sglang_dflash.worker.step import Step
 
 MIN_MATCH = 4  # shortest match that is copied
@@ -56,14 +58,49 @@ class Evidence:
         return torch.tensor([score > 0 for score in self.scores] + [True] * (NO_DRAFT + 1 - COPY_CELLS))
 
 
-class Copies(RequestRows):
+class CopyFigures(Feature):
+    """Figures of copied blocks; all that a server without copies has."""
+
+    def __init__(self, series: Series | None) -> None:
+        self._match_lens = Counter[int]()  # copied blocks by match length
+        self._copied_tokens = 0
+        self._series = series
+        if series is not None:
+            self._match_length = series.histogram("match_length", "Tokens of a copied block's match.", MAX_MATCH)
+            self._copied = series.counter("copied_tokens", "Accepted tokens that copies added.")
+
+    def buckets(self, reqs: Sequence[Req]) -> Sequence[int]:
+        return []
+
+    def info(self) -> dict[str, Any]:
+        lengths = {str(length): count for length, count in sorted(self._match_lens.items())}
+        return {
+            "copied_blocks_by_match_length": lengths,
+            "copied_tokens": self._copied_tokens,
+            "copy_choice": None,
+        }
+
+    def memory(self) -> dict[str, int]:
+        return {"history": 0}
+
+    def count(self, match_lens: Sequence[int], copied_tokens: int) -> None:
+        self._match_lens.update(match_lens)
+        self._copied_tokens += copied_tokens
+        if self._series is not None:
+            for length in match_lens:
+                self._match_length.observe(length)
+            self._copied.inc(copied_tokens)
+
+
+class Copies(CopyFigures):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
     Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; ``found`` [rows, 2] the newest
     matches, as in ``ops.reference.step.match_copies``.
     """
 
-    def __init__(self, target: ModelRunner, width: int) -> None:
+    def __init__(self, target: ModelRunner, width: int, series: Series | None = None) -> None:
+        super().__init__(series)
         pool, config = target.req_to_token_pool, target.model_config
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
@@ -89,7 +126,9 @@ class Copies(RequestRows):
             self._write(row, [*req.origin_input_ids, *req.output_ids][:length])
         self._append_first(batch, batch.spec_info.bonus_tokens, lens)
 
-    def offer(self, step: Step) -> None:
+    def drafted(self, step: Step) -> None:
+        if step.width == 1:
+            return
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
         offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=MIN_MATCH)
@@ -98,32 +137,40 @@ class Copies(RequestRows):
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
-    def read(self, record: StepRecord) -> None:
+    def keep(self, step: Step) -> tuple[list[int], Tensor]:
+        return step.batch.req_pool_indices_cpu.numpy().tolist(), host_copy(self.found)
+
+    def read(self, finished: Finished, kept: tuple[list[int], Tensor]) -> None:
         """Read a finished step's matches, and learn which side was right."""
-        assert record.found is not None
-        found, lengths, changes = record.found.tolist(), [], False
-        for req, row, accepted in zip(record.requests, record.rows, record.accept_lens, strict=True):
+        rows, found, lengths, copied, changes = kept[0], kept[1].tolist(), list[int](), 0, False
+        for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
             key, offered = found[row]
             place, taken, cell = offered & 0x1FFF, offered >> 13 & 1, offered >> 14 & 31
-            if record.width > 1 and place:
+            if finished.width > 1 and place:
                 if taken:
                     if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
                         lengths.append(known)
                     # at the first difference only one can be right
-                    record.copied_tokens += max(0, accepted - place)
+                    copied += max(0, accepted - place)
                 offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
                     changes |= self.evidence.count(cell, bool(taken) == offered_was_right)
             self._matches[req] = (key >> 31) & 31
-        record.match_lens, record.found = lengths, None
+        self.count(lengths, copied)
         if changes:
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
-    def forget(self) -> None:
+    def info(self) -> dict[str, Any]:
+        return {**super().info(), "copy_choice": self.evidence.as_dict()}
+
+    def memory(self) -> dict[str, int]:
+        return {"history": self.history.nbytes}
+
+    def forget(self, role: str, version: str | None) -> None:
         self.evidence = Evidence()
         self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
-    def buckets(self, reqs: Sequence[Req]) -> list[int]:
+    def buckets(self, reqs: Sequence[Req]) -> Sequence[int]:
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:

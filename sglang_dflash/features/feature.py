@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
+from sglang_dflash.upstream.worker import async_d2h
+
+if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ScheduleBatch
     from sglang_dflash.worker.flight import Finished
     from sglang_dflash.worker.step import Step
@@ -26,6 +28,7 @@ class Feature:
 
     def transferred(self, batch: ScheduleBatch) -> None:
         """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
+        self.start(batch)
 
     def drafted(self, step: Step) -> None:
         """Read or change the drafts, before the target's forward."""
@@ -43,6 +46,10 @@ class Feature:
         """Return this feature's part of ``/server_info``."""
         return {}
 
+    def memory(self) -> dict[str, int]:
+        """Return bytes by name that no pool of SGLang has."""
+        return {}
+
     def forget(self, role: str, version: str | None) -> None:
         """Forget what depends on the weights of ``role``, ``"target"`` or ``"draft"``, which were updated."""
 
@@ -51,3 +58,8 @@ def fresh_rows(batch: ScheduleBatch) -> list[int]:
     """Return the indices of the requests that a prefill starts."""
     decoding = {id(req) for req in batch.decoding_reqs or ()}
     return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy that is on the host no later than the counts of the step being launched."""
+    return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dflash.plan import serving
+from sglang_dflash.plan.serving import current
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import LogitsProcessor, async_h2d, get_exec
 
 FIELD, TARGET_LAYERS = "hidden_states", "target_layers"
@@ -55,11 +56,20 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
 
 def own_columns(original: Callable[..., Any], *args: Any, req: Any, **options: Any) -> Any:
     """Hook around the functions of ``SchedulerBatchResultProcessor`` that append rows to ``req.hidden_states``."""
-    if serving.plan is not None and req.return_hidden_states:
-        size = serving.plan.drafter.hidden_size or None
+    if req.return_hidden_states:
+        size = current.worker.plan.drafter.hidden_size or None
         columns = slice(size, None) if wants_target_layers(req) else slice(size)
         if output := options.get("logits_output"):
             options["logits_output"] = replace(output, hidden_states=output.hidden_states[:, columns])
         else:
             options["hidden_states"] = options["hidden_states"][:, columns]
     return original(*args, req=req, **options)
+
+
+_RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+HOOKS = Hooks(
+    around={
+        f"{_RESULTS}._append_prefill_hidden_states": own_columns,
+        f"{_RESULTS}._append_decode_hidden_states": own_columns,
+    }
+)

@@ -14,11 +14,11 @@ from sglang_dflash import causes
 from sglang_dflash.causes import Cause
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.adaptive import SWITCH_NOW
-from sglang_dflash.worker.flight import StepRecord
 
 if TYPE_CHECKING:
     from sglang_dflash.plan.serving import ServingPlan
     from sglang_dflash.upstream.worker import ModelRunner
+    from sglang_dflash.worker.flight import Finished
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ class RecentBlocks:
     def accept_length(self) -> float | None:
         return self.tokens / self.number if self.number else None
 
-    def count(self, record: StepRecord) -> None:
-        if record.width == 1:
+    def count(self, step: Finished) -> None:
+        if step.width == 1:
             return
-        buckets = record.buckets or [0] * len(record.requests)
-        for req, length, bucket in zip(record.requests, record.accept_lens, buckets, strict=True):
+        buckets = step.buckets or [0] * len(step.requests)
+        for req, length, bucket in zip(step.requests, step.accept_lens, buckets, strict=True):
             # with overlap, a finished request is launched once more
             if req.finished_reason is None and not bucket:
                 self.number += 1
@@ -60,8 +60,8 @@ class Payoff:
         self._warned: dict[str, float] = {}
         self._has_warned, self._next_check = False, 0.0
 
-    def count(self, record: StepRecord, policy: WidthPolicy, not_finite: int) -> None:
-        self._recent.count(record)
+    def count(self, step: Finished, policy: WidthPolicy, not_finite: int) -> None:
+        self._recent.count(step)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
         self.pays = self._judge(policy)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.ops import penalize_block
 from sglang_dflash.upstream.worker import async_h2d
-from sglang_dflash.worker.state import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang_dflash.worker.step import Step
 
 _NEUTRAL = (0.0, 0.0, 1.0)
 
@@ -23,7 +24,7 @@ class _Slots(NamedTuple):
     coefficients: Tensor  # float32 [slots, 3]
 
 
-class Penalties:
+class Penalties(Feature):
     """Penalties and ``min_new_tokens`` of the running requests.
 
     Memory: 4 bytes x request slots x vocabulary, allocated when the first request with a penalty arrives.
@@ -52,9 +53,14 @@ class Penalties:
             penalize_block(logits, draft_tokens, counts, batch.req_pool_indices, coefficients)
         ban_early_stops(batch.reqs, logits, positions)
 
-    def count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        """Count each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w])."""
-        if self._slots is None:
+    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
+        self._count(batch, tokens[:, None], torch.ones_like(tokens))
+
+    def commit(self, step: Step) -> None:
+        self._count(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
+
+    def _count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
+        if self._slots is None or batch.sampling_info.acc_additive_penalties is None:
             return
         counts = self._slots.counts
         new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()

@@ -76,9 +76,6 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     return original(configurator, total_rest_memory)
 
 
-HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache": divide})
-
-
 def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) -> dict[str, int | str]:
     """Log what this rank allocated, and warn if ``--max-running-requests`` do not fit at once.
 
@@ -109,3 +106,6 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
             *(asked, running, cap, raised_by),
         )
     return counts
+
+
+HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache": divide})

@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.upstream.worker import async_d2h, async_h2d
-from sglang_dflash.worker.state import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang_dflash.worker.step import Step
 
 
 class HostCopy:
@@ -33,7 +34,7 @@ class HostCopy:
         return [tensor.tolist() for tensor in self._host]
 
 
-class Processors:
+class Processors(Feature):
     def __init__(self) -> None:
         self._generated: WeakKeyDictionary[Req, list[int]] = WeakKeyDictionary()
         self._arriving: list[tuple[list[tuple[int, ref[Req]]], HostCopy]] = []
@@ -50,18 +51,16 @@ class Processors:
         self._arriving = [(rows, copy) for rows, copy in waiting if rows]
         self._show(processed.values())
 
-    def after_prefill(self) -> None:
-        for req, output_ids in self._shown:
-            req.output_ids = output_ids
-        self._shown = []
+    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
+        self._hide()
+        self._add(batch, tokens[:, None], torch.ones_like(tokens))
 
-    def add(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        """Add each request's first ``lens`` (int [bs]) of ``tokens`` (int64 [bs, w])."""
-        if rows := [(i, ref(req)) for i, req in _processed(batch)]:
-            self._arriving.append((rows, HostCopy(tokens, lens)))
+    def drafted(self, step: Step) -> None:
+        if step.batch.sampling_info.has_custom_logit_processor:
+            self._block = HostCopy(step.tokens)
 
-    def copy_block(self, draft_tokens: Tensor) -> None:
-        self._block = HostCopy(draft_tokens)
+    def commit(self, step: Step) -> None:
+        self._add(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
     def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
         """Apply the processors in place to the positions that plain decoding reaches.
@@ -73,7 +72,7 @@ class Processors:
         Returns:
             The results of ``choose``, until every request with a processor has rejected a draft.
         """
-        assert self._block is not None, "copy_block() has not run"
+        assert self._block is not None, "drafted() has not run"
         reached = dict(_processed(batch))
         blocks, info, chosen = self._block.wait()[0], batch.sampling_info, list[Tensor]()
         self._show(reached.values())
@@ -94,16 +93,25 @@ class Processors:
                 for row, req in reached.items():
                     req.output_ids.extend(drafts[row])
         finally:
-            self.after_prefill()
+            self._hide()
         return chosen
 
+    def _add(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
+        if rows := [(i, ref(req)) for i, req in _processed(batch)]:
+            self._arriving.append((rows, HostCopy(tokens, lens)))
+
     def _show(self, reqs: Iterable[Req]) -> None:
-        # until after_prefill(), ``output_ids`` are the tokens that the device has generated
+        # until _hide(), ``output_ids`` are the tokens that the device has generated
         self._receive()
         for req in reqs:
             self._shown.append((req, req.output_ids))
             req.output_ids = req.output_ids[:0]  # an array or a list
             req.output_ids.extend(self._generated[req])
+
+    def _hide(self) -> None:
+        for req, output_ids in self._shown:
+            req.output_ids = output_ids
+        self._shown = []
 
     def _receive(self) -> None:
         for rows, copy in self._arriving:

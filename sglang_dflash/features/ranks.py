@@ -7,19 +7,22 @@ all policies receive the same calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.features.width import Buckets, Load, Width
+from sglang_dflash.plan.serving import current
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
-from sglang_dflash.worker.flight import StepRecord
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang_dflash.upstream.worker import ScheduleBatch
+    from sglang_dflash.worker.flight import Finished, Timed
 
 # Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper
 # bound or not); the finished step's requests by bucket and accept length.
@@ -27,61 +30,49 @@ FINGERPRINT, REQUESTS, CONTEXT, MATCHES, WIDTH, TIMED = 0, 1, 2, slice(3, 3 + BU
 COUNTS = TIMED + 4
 
 
-class Load(NamedTuple):
-    """The arguments of :meth:`WidthPolicy.width`."""
-
-    batch_size: int
-    context: int
-    matches: Sequence[int]
-
-    @classmethod
-    def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
-        requests = 0 if batch is None else batch.batch_size()
-        context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
-        return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
-
-
-class Rounds:
-    """This rank's part in the steps that all ranks run together.
+class SharedWidth(Width):
+    """The width of the steps that all ranks run together. Policies are equal on all ranks.
 
     A width is chosen for the largest batch and context, to which other ranks are padded, and for the matches of all
     requests.
-
-    Args:
-        policy: equal on all ranks.
-        buckets: returns each request's bucket of match length.
     """
 
-    def __init__(self, policy: WidthPolicy, widest: int, buckets: Callable[[Sequence[Req]], Sequence[int]]) -> None:
-        self._policy, self._widest, self._buckets = policy, widest, buckets
-        self._finished: deque[StepRecord] = deque()
-        self._timed: deque[StepRecord] = deque()
+    def __init__(self, policy: WidthPolicy, buckets: Buckets) -> None:
+        super().__init__(policy, buckets)
+        self._widest = policy.widths[-1]
+        self._finished: deque[Finished] = deque()
+        self._timed: deque[Timed] = deque()
         self._news: Tensor | None = None  # not yet received by the policy
+        self.batch: ScheduleBatch | None = None  # that this rank is about to run
+        self.columns = torch.empty(0)  # of this rank in the last gather
         self.load = Load.of(None, ())
 
-    def finished(self, record: StepRecord, timed: Sequence[StepRecord]) -> None:
-        """The policies of all ranks receive the steps at the next gather."""
-        self._finished.append(record)
-        self._timed.extend(timed)
+    def load_of(self, batch: ScheduleBatch, buckets: Sequence[int]) -> Load:
+        return self.load
 
-    def row(self, batch: ScheduleBatch | None) -> Tensor:
-        """Return this rank's columns, int64 [columns] on the host, before it runs ``batch``."""
+    def read(self, finished: Finished, kept: Any) -> None:
+        """The policies of all ranks receive the step at the next gather."""
+        self._finished.append(finished)
+        self._timed.extend(finished.timed)
+
+    def gather(self) -> Tensor:
+        """Return this rank's ``columns``, int64 on the host, before it runs ``batch``."""
         self._learn()  # before every choice of a width
+        batch = self.batch
         row = [0] * (COUNTS + BUCKETS * self._widest)
-        row[FINGERPRINT] = self._policy.fingerprint()
+        row[FINGERPRINT] = self.policy.fingerprint()
         if batch is not None and batch.forward_mode.is_decode():
-            row[REQUESTS], row[CONTEXT], row[MATCHES] = Load.of(batch, self._buckets(batch.reqs))
+            row[REQUESTS], row[CONTEXT], row[MATCHES] = Load.of(batch, self.buckets(batch.reqs))
         if self._finished:
-            record = self._finished.popleft()
-            row[WIDTH] = record.width
-            for length, bucket in zip(record.accept_lens, record.buckets or [0] * len(record.accept_lens), strict=True):
+            step = self._finished.popleft()
+            row[WIDTH] = step.width
+            for length, bucket in zip(step.accept_lens, step.buckets or [0] * len(step.accept_lens), strict=True):
                 row[COUNTS + bucket * self._widest + length - 1] += 1
         if self._timed:
-            record = self._timed.popleft()
-            assert record.milliseconds is not None
-            nanoseconds = round(record.milliseconds * 1e6)
-            row[TIMED:COUNTS] = record.batch_size, record.width, nanoseconds, record.caught_up
-        return torch.tensor(row)
+            timed = self._timed.popleft()
+            row[TIMED:COUNTS] = timed.batch_size, timed.width, round(timed.milliseconds * 1e6), timed.caught_up
+        self.columns = torch.tensor(row)
+        return self.columns
 
     def gathered(self, rows: Tensor) -> None:
         """Receive the columns of all ranks, [ranks, columns].
@@ -106,41 +97,49 @@ class Rounds:
         for width in sorted({*rows[:, WIDTH].tolist()} - {0}):
             counts = rows[rows[:, WIDTH] == width, COUNTS:].sum(0).tolist()
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
-            self._policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
+            self.policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
         # the ranks wait for each other, so their times are one measurement
         for requests, width, time, bound in rows[rows[:, TIMED] > 0, TIMED:COUNTS].tolist()[:1]:
-            self._policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
+            self.policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
         self._news = None
 
 
-_rounds: Rounds | None = None
-_batch: Any = None
-
-
-def join(rounds: Rounds | None) -> None:
-    """Set the rounds of this process, or None."""
-    global _rounds
-    _rounds = rounds
+def _shared_width() -> SharedWidth:
+    width = current.worker.width
+    assert isinstance(width, SharedWidth)
+    return width
 
 
 def note_batch(local_batch: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``prepare_mlp_sync_batch_raw``: note the batch that this rank is about to run."""
-    global _batch
-    _batch = local_batch
+    """Hook before ``prepare_mlp_sync_batch_raw``: this rank is about to run ``local_batch``."""
+    _shared_width().batch = local_batch
 
 
-def gather(original: Callable[..., None], info: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook around ``MLPSyncBatchInfo.all_gather``: append our columns, and receive all rows."""
-    if _rounds is None:
-        return original(info, *args, **kwargs)
-    columns = _rounds.row(_batch)
+def append_columns(row: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Hook after ``MLPSyncBatchInfo._get_local_tensor``: append this rank's columns."""
+    return torch.cat((row, _shared_width().gather().to(row.device)))
+
+
+def append_absent(row: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Hook after ``MLPSyncBatchInfo._get_fallback_tensor``: append the columns of a rank without a batch."""
+    columns = _shared_width().columns
     absent = torch.zeros_like(columns)
     absent[FINGERPRINT] = columns[FINGERPRINT]
-    info._get_local_tensor = _with(info._get_local_tensor, columns)
-    info._get_fallback_tensor = _with(info._get_fallback_tensor, absent)
-    original(info, *args, **kwargs)
-    _rounds.gathered(info.tp0_info_cpu[:, -len(columns) :])
+    return torch.cat((row, absent.to(row.device)))
 
 
-def _with(row: Callable[..., Tensor], columns: Tensor) -> Callable[..., Tensor]:
-    return lambda **options: torch.cat((found := row(**options), columns.to(found.device)))
+def receive(_: None, info: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook after ``MLPSyncBatchInfo.all_gather``: receive the columns of all ranks."""
+    width = _shared_width()
+    width.gathered(info.tp0_info_cpu[:, -len(width.columns) :])
+
+
+_GATHER = "managers.scheduler_components.dp_attn"
+HOOKS = Hooks(
+    before={f"{_GATHER}.prepare_mlp_sync_batch_raw": note_batch},
+    after={
+        f"{_GATHER}.MLPSyncBatchInfo._get_local_tensor": append_columns,
+        f"{_GATHER}.MLPSyncBatchInfo._get_fallback_tensor": append_absent,
+        f"{_GATHER}.MLPSyncBatchInfo.all_gather": receive,
+    },
+)

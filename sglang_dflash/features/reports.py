@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
-from sglang_dflash.upstream.launch import get_spec, load_plugins
+from sglang_dflash.upstream.hooks import Hooks
+from sglang_dflash.upstream.launch import get_spec
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
@@ -41,21 +42,6 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
     meta_info["spec_accept_rate"] = recv_obj.spec_num_correct_drafts[i] / drafts if drafts else 0.0
 
 
-class _LoadsPlugins(dict[str, Any]):
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        return _after_plugins, (dict(self),)
-
-
-def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
-    load_plugins()
-    return info
-
-
-def load_in_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: load the plugins in tokenizer workers, which read this pickle."""
-    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
-
-
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``SchedulerMetricsReporter.report_decode_stats``: compute its accept rate from the mean width."""
     steps, verified = reporter.spec_num_forward_ct, reporter.spec_num_cap_tokens
@@ -72,3 +58,17 @@ def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any
     if isinstance(plan, ServingPlan) and plan.widths is not None:
         resolved["speculative_adaptive"] = True
     return resolved
+
+
+HOOKS = Hooks(after={"managers.scheduler.Scheduler.get_internal_state": report_worker})
+WIDTH_HOOKS = Hooks(
+    around={
+        "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats": report_mean_width
+    }
+)
+TOKENIZER_HOOKS = Hooks(
+    after={
+        "managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": count_verified_drafts,
+        "server_args.ServerArgs.resolved_dict": report_adaptive,
+    },
+)

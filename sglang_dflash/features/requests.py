@@ -13,6 +13,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.rules import cannot_roll_back
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import FINISH_ABORT, BaseGrammarObject, get_exec
 
 if TYPE_CHECKING:
@@ -149,3 +150,17 @@ def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) 
     kept = original(sessions, req)
     slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, written)
     return kept
+
+
+_REQUEST = "managers.schedule_batch.Req"
+HOOKS = Hooks(
+    before={"session.session_controller.Session._concat_token_arrays": forget_unseen_tokens},
+    around={
+        "speculative.dflash_utils.validate_dflash_request": refuse_request,
+        f"{_REQUEST}.update_finish_state": end_at_first_token,
+        "session.streaming_session.StreamingSession.try_cache_finished_req": keep_streaming_turn,
+    },
+    after={"constrained.base_grammar_backend.create_grammar_backend": refuse_without_rollback},
+    # under speculation SGLang samples a token even if none is requested
+    values={f"{_REQUEST}.is_prefill_only": property(lambda req: req.sampling_params.max_new_tokens == 0)},
+)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.ops import seeded_tokens
 from sglang_dflash.upstream.worker import Sampler, async_h2d
-from sglang_dflash.worker.state import fresh_rows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ReqToTokenPool, ScheduleBatch
 
 
-class Seeds:
+class Seeds(Feature):
     """Seeds of the running requests; equal on ranks that serve the same requests."""
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
@@ -33,6 +33,7 @@ class Seeds:
             seeds = [self._seed(batch.reqs[i]) for i in fresh]
             indices, values = async_h2d([fresh, seeds], dtype=torch.int64, device=self._slots.device)
             self._slots[batch.req_pool_indices.long()[indices]] = values
+        self.mark(batch)
 
     def mark(self, batch: ScheduleBatch) -> None:
         """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_server_args
 
 BYTES = 4  # per character
@@ -106,3 +107,22 @@ def _joined(parts: Any) -> Any:
             call = call.model_copy(update={"parameters": calls.pop().parameters + call.parameters})
         calls.append(call)
     return calls
+
+
+_TOOLS, _TOKENIZER = (
+    "function_call.function_call_parser.FunctionCallParser",
+    "managers.tokenizer_manager.TokenizerManager",
+)
+TOKENIZER_HOOKS = Hooks(
+    before={f"{_TOOLS}.parse_non_stream": mark_whole},
+    around={
+        f"{_TOKENIZER}.generate_request": remember,
+        f"{_TOOLS}.parse_stream_chunk": parse,
+        "function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": parse,
+        "parser.reasoning_parser.ReasoningParser.parse_stream_chunk": parse,
+    },
+    after={f"{_TOKENIZER}.init_tokenizer_and_processor": keep_tokenizer},
+)
+DETOKENIZER_HOOKS = Hooks(
+    around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": send_once}
+)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES, NOT_FINITE
-from sglang_dflash.features.copies import MAX_MATCH
+from sglang_dflash.features.feature import Feature, host_copy
 from sglang_dflash.features.payoff import Payoff
+from sglang_dflash.features.width import Width
 from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
-from sglang_dflash.worker.flight import StepRecord, on_host
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
 
     from sglang_dflash.plan.serving import ServingPlan
     from sglang_dflash.upstream.worker import ModelRunner
+    from sglang_dflash.worker.flight import Finished
+    from sglang_dflash.worker.step import Step
 
 
 logger = logging.getLogger(__name__)
@@ -29,52 +31,60 @@ logger = logging.getLogger(__name__)
 EVERY = 32  # steps between reads of non-finite counts, and between timed steps at a fixed width
 
 
+class Series:
+    """Makes the Prometheus series of one scheduler process, in SGLang's ``/metrics``."""
+
+    def __init__(self) -> None:
+        self.labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
+
+    @classmethod
+    def exported(cls) -> Series | None:
+        """Return the series of one rank per replica; None on the others, and without ``--enable-metrics``."""
+        return cls() if get_observability().enable_metrics and get_parallel().attn_tp_rank == 0 else None
+
+    # at import the client reads the variable that SGLang sets for shared series
+    def gauge(self, name: str, text: str, *by: str) -> Gauge:
+        from prometheus_client import Gauge
+
+        return Gauge(f"sglang_dflash:{name}", text, (*self.labels, *by), multiprocess_mode="mostrecent")
+
+    def counter(self, name: str, text: str, *by: str) -> Any:
+        from prometheus_client import Counter
+
+        found = Counter(f"sglang_dflash:{name}", text, (*self.labels, *by))
+        return found if by else found.labels(**self.labels)
+
+    def histogram(self, name: str, text: str, most: int) -> Histogram:
+        from prometheus_client import Histogram
+
+        buckets = range(1, most + 1)
+        return Histogram(f"sglang_dflash:{name}", text, tuple(self.labels), buckets=buckets).labels(**self.labels)
+
+
 class StepMetrics:
-    """The series of one scheduler process."""
-
-    def __init__(self, max_width: int) -> None:
-        # at import the client reads the variable that SGLang sets for shared series
-        from prometheus_client import Counter, Gauge, Histogram
-
-        labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
-
-        def gauge(name: str, text: str, *by: str) -> Gauge:
-            return Gauge(f"sglang_dflash:{name}", text, (*labels, *by), multiprocess_mode="mostrecent")
-
-        def histogram(name: str, text: str, most: int = max_width) -> Histogram:
-            buckets = range(1, most + 1)
-            return Histogram(f"sglang_dflash:{name}", text, tuple(labels), buckets=buckets).labels(**labels)
-
-        self._accept_length = histogram(
-            "accept_length", "New tokens per verified block: accepted drafts plus the bonus token."
-        )
-        self._width = histogram("width", "Positions of a step's block; 1 is plain decoding.")
-        self._steps = Counter("sglang_dflash:steps", "Decode steps.", (*labels, "width"))
+    def __init__(self, series: Series, widest: int) -> None:
+        self._labels = series.labels
+        text = "New tokens per verified block: accepted drafts plus the bonus token."
+        self._accept_length = series.histogram("accept_length", text, widest)
+        self._width = series.histogram("width", "Positions of a step's block; 1 is plain decoding.", widest)
+        self._steps = series.counter("steps", "Decode steps.", "width")
         # "measured": the last timed step; "predicted": the last launched step
-        self._rate = gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
-        self._survival = gauge("survival", "Chance that the draft at a position is committed.", "position")
-        self._pays = gauge("drafting_pays", "0 while drafting does not pay, else 1.")
-        self._not_finite = gauge("broken_drafts", "Drafted positions at which the drafter's output was not finite.")
-        self._match_length = histogram("match_length", "Tokens of a copied block's match.", MAX_MATCH)
-        self._copied = Counter("sglang_dflash:copied_tokens", "Accepted tokens that copies added.", tuple(labels))
-        self._labels = labels
+        self._rate = series.gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
+        self._survival = series.gauge("survival", "Chance that the draft at a position is committed.", "position")
+        self._pays = series.gauge("drafting_pays", "0 while drafting does not pay, else 1.")
+        text = "Drafted positions at which the drafter's output was not finite."
+        self._not_finite = series.gauge("broken_drafts", text)
 
-    def observe(
-        self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy, not_finite: int, pays: bool | None
-    ) -> None:
-        self._width.observe(record.width)
-        self._steps.labels(**self._labels, width=record.width).inc()
+    def observe(self, step: Finished, policy: WidthPolicy, not_finite: int, pays: bool | None) -> None:
+        self._width.observe(step.width)
+        self._steps.labels(**self._labels, width=step.width).inc()
         self._not_finite.labels(**self._labels).set(not_finite)
         self._pays.labels(**self._labels).set(pays is not False)
-        for length in record.accept_lens:
+        for length in step.accept_lens:
             self._accept_length.observe(length)
-        if record.copied_tokens:
-            self._copied.labels(**self._labels).inc(record.copied_tokens)
-        for length in record.match_lens:
-            self._match_length.observe(length)
-        for done in timed:
-            if done.accept_lens and done.milliseconds:
-                self._set_rate("measured", sum(done.accept_lens) / done.milliseconds)
+        for timed in step.timed:
+            if timed.tokens and timed.milliseconds:
+                self._set_rate("measured", timed.tokens / timed.milliseconds)
         if isinstance(policy, AdaptiveWidth):
             self._set_rate("predicted", policy.tokens_per_ms)
             for position, chance in enumerate(policy.survival.curve(), 1):
@@ -84,51 +94,60 @@ class StepMetrics:
         self._rate.labels(**self._labels, kind=kind).set(rate)
 
 
-class Observer:
+class Telemetry(Feature):
     """Counts finished steps.
 
     ``not_finite``, int64 [] on the device, counts the drafter's non-finite positions: no other figure shows a broken
     drafter. ``payoff`` is None on a rank that does not log.
     """
 
-    def __init__(self, max_width: int, not_finite: Tensor, payoff: Payoff | None = None) -> None:
-        self._on_device, self._payoff, self._launched = not_finite, payoff, 0
+    def __init__(
+        self, width: Width, not_finite: Tensor, payoff: Payoff | None = None, series: Series | None = None
+    ) -> None:
+        self._width, self._on_device, self._payoff, self._launched = width, not_finite, payoff, 0
         self._widths = Counter[int]()  # steps by block width
         self._accept_lens = Counter[int]()  # blocks by accept length
-        self._match_lens = Counter[int]()  # copied blocks by match length
-        self._copied_tokens = self._not_finite = 0
+        self._not_finite = 0
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
-        exports = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0  # one rank per replica
-        self._metrics = StepMetrics(max_width) if exports else None
+        self._metrics = None if series is None else StepMetrics(series, width.policy.widths[-1])
 
-    def started(self, record: StepRecord) -> None:
+    def keep(self, step: Step) -> Tensor | None:
         self._launched += 1
-        if self._launched % EVERY == 0:
-            record.not_finite = on_host(self._on_device)
+        return host_copy(self._on_device) if self._launched % EVERY == 0 else None
 
-    def count(self, record: StepRecord, timed: Sequence[StepRecord], policy: WidthPolicy) -> None:
-        """``policy`` has not observed this step yet."""
-        self._widths[record.width] += 1
-        self._accept_lens.update(record.accept_lens)
-        self._match_lens.update(record.match_lens)
-        self._copied_tokens += record.copied_tokens
-        if record.not_finite is not None:
-            self._count_not_finite(int(record.not_finite))
-        pays = None
+    def read(self, finished: Finished, kept: Tensor | None) -> None:
+        """The policy has not observed this step yet."""
+        policy, pays = self._width.policy, None
+        self._widths[finished.width] += 1
+        self._accept_lens.update(finished.accept_lens)
+        if kept is not None:
+            self._count_not_finite(int(kept))
         if self._payoff is not None:
-            self._payoff.count(record, policy, self._not_finite)
+            self._payoff.count(finished, policy, self._not_finite)
             pays = self._payoff.pays
         if self._metrics is not None:
-            self._metrics.observe(record, timed, policy, self._not_finite, pays)
+            self._metrics.observe(finished, policy, self._not_finite, pays)
 
-    def weights_updated(self, role: str, version: str | None) -> None:
-        """Note an update of ``"target"`` or ``"draft"``: the drafter is stale after one of the target, unless it
-        already had the same ``weight_version``."""
+    def forget(self, role: str, version: str | None) -> None:
+        """The drafter is stale after an update of the target, unless it already had the same ``weight_version``."""
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
         if self._payoff is not None:
             evidence = "weight_version {target} of the target, {draft} of the drafter".format(**self._versions)
             self._payoff.forget(evidence if is_stale else None)
+
+    def info(self) -> dict[str, Any]:
+        """Return counters and judgement."""
+        blocks = self._accept_lens.total()
+        tokens = sum(length * count for length, count in self._accept_lens.items())
+        return {
+            "steps_by_width": _for_json(self._widths),
+            "blocks_by_accept_length": _for_json(self._accept_lens),
+            "mean_accept_length": tokens / blocks if blocks else None,
+            "broken_drafts": self._not_finite,
+            "weight_versions": self._versions,
+            "drafting": None if self._payoff is None else self._payoff.section(self._width.policy),
+        }
 
     def _count_not_finite(self, total: int) -> None:
         if total and not self._not_finite and self._payoff is not None:
@@ -139,21 +158,6 @@ class Observer:
                 FIXES[NOT_FINITE],
             )
         self._not_finite = total
-
-    def info(self, policy: WidthPolicy) -> dict[str, Any]:
-        """Return counters and judgement for ``/server_info``."""
-        blocks = self._accept_lens.total()
-        tokens = sum(length * count for length, count in self._accept_lens.items())
-        return {
-            "steps_by_width": _for_json(self._widths),
-            "blocks_by_accept_length": _for_json(self._accept_lens),
-            "mean_accept_length": tokens / blocks if blocks else None,
-            "copied_blocks_by_match_length": _for_json(self._match_lens),
-            "copied_tokens": self._copied_tokens,
-            "broken_drafts": self._not_finite,
-            "weight_versions": self._versions,
-            "drafting": None if self._payoff is None else self._payoff.section(policy),
-        }
 
 
 def _for_json(counts: Counter[int]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.settings import Settings
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_server_args, resolving_view
 
 
@@ -107,3 +108,32 @@ async def raise_refusal(_: Callable[..., Any], manager: Any, obj: Any, request: 
     for answer in await manager.resume_memory_occupation_communicator(obj):
         if answer.rid is not None:
             raise ValueError(answer.rid)
+
+
+_UPDATER, _TRAINER = (
+    "model_executor.model_runner_components.weight_updater",
+    "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager",
+)
+HOOKS = Hooks(
+    around={
+        f"{_UPDATER}.WeightUpdater.update_weights_from_disk": weights.update_wholly,
+        f"{_UPDATER}.WeightUpdater.update_weights_from_tensor": weights.update_wholly,
+        f"{_UPDATER}.WeightUpdater.update_weights_from_ipc": weights.update_wholly,
+        f"{_UPDATER}.WeightUpdater.load_weights_from_distributed": weights.update_wholly,
+        f"{_UPDATER}._model_load_weights_direct": weights.load_directly,
+        f"{_TRAINER}.update_weights_from_disk": update_from_disk,
+        f"{_TRAINER}.resume_memory_occupation": resume_released,
+    },
+    after={
+        f"{_TRAINER}._select_runners": select_runners,
+        f"{_TRAINER}.get_weights_by_name": weights_by_name,
+        f"{_TRAINER}.record_weight_version_after_update": report_update,
+    },
+)
+_TOKENIZER = "managers.tokenizer_manager.TokenizerManager"
+TOKENIZER_HOOKS = Hooks(
+    around={
+        f"{_TOKENIZER}._update_model_path_info": keep_target_path,
+        f"{_TOKENIZER}.resume_memory_occupation": raise_refusal,
+    }
+)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature
 from sglang_dflash.ops import view_rings
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.division import rings
-from sglang_dflash.plan.serving import DraftWindow, ServingPlan
+from sglang_dflash.plan.serving import DraftWindow, ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import (
     ReqToTokenPool,
     StateType,
@@ -27,7 +28,6 @@ from sglang_dflash.upstream.worker import (
     get_disagg,
     get_schedule,
 )
-from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
@@ -41,7 +41,7 @@ class RowAllocator:
         return self
 
 
-class DraftRings(RequestRows):
+class DraftRings(Feature):
     """Slots and slot table of the drafter's pool; the rows of ``request_pool`` are the requests.
 
     A ring holds the tokens injected since the request got its row. With ``by_row``, row ``r``'s ring begins at slot ``r
@@ -160,11 +160,10 @@ def charge_rings(
     With ``cap_tokens`` SGLang resizes the pool after the rings are allocated
     (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``).
     """
-    plan, per_token = serving.plan, configurator.dflash_draft_cell_size_per_token
-    if plan is None or plan.window is None or not per_token or configurator.is_draft_worker:
+    if not configurator.dflash_draft_cell_size_per_token or configurator.is_draft_worker:
         return original(configurator, budget_bytes, cap_tokens=cap_tokens)
     if cap_tokens is None:
-        budget_bytes -= ring_bytes(plan, configurator)
+        budget_bytes -= ring_bytes(current.worker.plan, configurator)
     targets_only = copy.copy(configurator)
     targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
     targets_only.spec_aux_config.dflash_draft_num_layers = None
@@ -183,27 +182,16 @@ def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
 
 def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     """Hook after ``Req._compute_max_prefix_len``: end a prefix hit, which lacks the drafter's K/V, one window early."""
-    plan = serving.plan
-    return longest if plan is None or plan.window is None else max(0, min(longest, input_len - plan.window.tokens))
-
-
-_transferred: tuple[DraftRings, Any] | None = None
-
-
-def prepare_transfer(role: str, allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Prepare a server of a disaggregated pair (``role``) to transfer the drafter's K/V."""
-    global _transferred
-    if role == "decode":
-        back_up_on_host(allocator, pool, rings)
-    if role != "null" and rings is not None:
-        _transferred = rings, pool
+    window = current.worker.plan.window
+    assert window is not None
+    return max(0, min(longest, input_len - window.tokens))
 
 
 def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Hook after ``setup_state_kv_args``: add the rings, if any, to the memory to transfer."""
-    if _transferred is None:
-        return
-    rings, pool = _transferred
+    """Hook after ``setup_state_kv_args``: add the rings to the memory that a disaggregated pair transfers."""
+    rings, drafter = current.worker.rings, current.worker.drafter
+    assert rings is not None and drafter is not None
+    pool = drafter.token_to_kv_pool
     pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
     ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
     # with an id per buffer, SGLang rejects rings of another size
@@ -211,32 +199,8 @@ def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
     append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
 
-def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
-    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: start transferred requests."""
-    if batch is not None and serving.plan is not None:
-        scheduler.draft_worker.start_transferred(batch)
-
-
-def back_up_on_host(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Make the target's ``allocator`` back up a retracted request's K/V in the drafter's ``pool`` as well.
-
-    Otherwise a resumed request would read another request's drafter K/V.
-    """
-    copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
-
-    def drafter_slots(indices: Tensor, row: Any) -> Tensor:
-        return indices if rings is None else rings.slots_of(int(row))
-
-    def get_cpu_copy(indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> tuple[Any, Any]:
-        target = copy_target(indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
-        return target, pool.get_cpu_copy(drafter_slots(indices, req_pool_index))
-
-    def load_cpu_copy(
-        copies: tuple[Any, Any], indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None
-    ) -> None:
-        load_target(copies[0], indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
-        pool.load_cpu_copy(copies[1], drafter_slots(indices, req_pool_index))
-        if rings is not None:
-            rings.restored.add(int(req_pool_index))
-
-    allocator.get_cpu_copy, allocator.load_cpu_copy = get_cpu_copy, load_cpu_copy
+HOOKS = Hooks(
+    around={"mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget": charge_rings},
+    after={"managers.schedule_batch.Req._compute_max_prefix_len": cap_prefix},
+)
+TRANSFER_HOOKS = Hooks(after={"disaggregation.utils.setup_state_kv_args": describe_rings})

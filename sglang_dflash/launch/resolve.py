@@ -17,6 +17,7 @@ from sglang_dflash.launch.flags import explain_environment
 from sglang_dflash.launch.takeover import (
     accept_our_backend,
     check_sglang,
+    enter_tokenizer,
     on_our_cpu_platform,
     refuse_without_accelerator,
 )
@@ -111,6 +112,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         _declare(server_args, enable_draft_weights_cpu_backup=True)
         logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
     write_record(server_args, plan)
+    enter_tokenizer()
     if plan.drafts:  # SGLang reads the drafter's configuration here, with the target's overrides
         _declare(server_args, json_model_override_args=json.dumps(plan.overrides))
         previous(server_args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from sglang_dflash.upstream.launch import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
     add_draft_attention_backend_choices,
     current_platform,
+    load_plugins,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def worker_for(server_args: ServerArgs) -> type | None:
     decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
         serving.plan = decided
-        install(*tables(decided))
+        enter_scheduler(decided)
         return our_worker()
     if not isinstance(decided, str):
         raise DFlashError(
@@ -67,19 +68,69 @@ def worker_for(server_args: ServerArgs) -> type | None:
     return None
 
 
-def tables(plan: ServingPlan) -> Iterator[Hooks]:
-    """Return the hooks of the features that a plan has, for a scheduler."""
-    from sglang_dflash.features import pools
+def enter_scheduler(plan: ServingPlan) -> None:
+    """Install the hooks of the features that a plan has, in a scheduler."""
+    from sglang_dflash.features import hidden, pools, ranks, reports, requests, trainers, transfer, window
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
+    from sglang_dflash.upstream.worker import get_exec
+    from sglang_dflash.worker import state
 
-    yield rows.HOOKS if plan.exact else backend.HOOKS
-    if plan.hybrid:
-        yield replay.HOOKS
-        yield stepped.HOOKS if plan.exact else verify.RECORDED if plan.replay else verify.KEPT
-    if plan.replay:
-        yield pools.HOOKS
+    tables = {
+        requests.HOOKS: True,
+        reports.HOOKS: True,
+        reports.WIDTH_HOOKS: plan.widths is not None,
+        state.HOOKS: True,
+        trainers.HOOKS: True,
+        hidden.HOOKS: get_exec().features.return_hidden_states_mode,
+        backend.HOOKS: not plan.exact,
+        rows.HOOKS: plan.exact,
+        stepped.HOOKS: plan.exact and plan.hybrid,
+        verify.RECORDED: plan.replay and not plan.exact,
+        verify.KEPT: plan.hybrid and not (plan.replay or plan.exact),
+        replay.HOOKS: plan.hybrid,
+        pools.HOOKS: plan.replay,
+        window.HOOKS: plan.window is not None,
+        window.TRANSFER_HOOKS: plan.window is not None and plan.role != "null",
+        transfer.HOOKS: plan.role == "decode",
+        ranks.HOOKS: plan.groups > 1 and plan.widths is not None,
+    }
+    install(*(table for table, applies in tables.items() if applies))
+
+
+def enter_tokenizer() -> None:
+    """Install the hooks of a process that parses answers."""
+    from sglang_dflash.features import reports, streams, trainers
+
+    install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, trainers.TOKENIZER_HOOKS, _WORKER_HOOKS)
+
+
+class _LoadsPlugins(dict[str, Any]):
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
+        return _after_plugins, (dict(self),)
+
+
+def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
+    load_plugins()
+    enter_tokenizer()
+    return info
+
+
+def enter_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
+    """Hook before ``write_data_for_multi_tokenizer``: its pickle installs hooks in the processes that read it."""
+    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
+
+
+_WORKER_HOOKS = Hooks(before={"managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": enter_tokenizer_workers})
+
+
+def enter_detokenizer(_: Any, server_args: ServerArgs, *__: Any, **___: Any) -> None:
+    """Hook before ``DetokenizerManager.__init__``: install the hooks of its process, if our worker serves."""
+    from sglang_dflash.features import streams
+
+    if isinstance(read_record(server_args), ServingPlan):
+        install(streams.DETOKENIZER_HOOKS)
 
 
 def accept_our_backend() -> None:
@@ -92,7 +143,7 @@ def our_worker() -> type:
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.backend import BlockAttention
     from sglang_dflash.model.drafter import DFlashDraftModel
-    from sglang_dflash.upstream.worker import Req, add_models, register_attention_backend
+    from sglang_dflash.upstream.worker import add_models, register_attention_backend
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
@@ -100,8 +151,6 @@ def our_worker() -> type:
     accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
-    # under speculation SGLang samples a token even if none is requested; hooks cannot replace a property
-    Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 
 

@@ -200,6 +200,7 @@ def decide(settings: Settings, pair: Pair, machine: Device, *, hybrid: bool) -> 
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
+        groups=settings.groups,
         exact=requested and not against,
         inexact=against,
         overrides=settings.drafter_overrides,

@@ -61,6 +61,7 @@ class ServingPlan:
     role: Role
     hybrid: bool = False  # whether the target has GDN layers, with recurrent states
     kept_by: str | None = None  # what rules out a replay on a target with recurrent states
+    groups: int = 1  # of ranks that serve different requests (DP attention)
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json

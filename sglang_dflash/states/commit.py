@@ -47,7 +47,7 @@ class RecurrentCommit(Feature):
             growth = step.state.in_flight + step.width  # host lengths lag one step
             step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
 
-    def commit(self, step: Step) -> None:
+    def advance(self, step: Step) -> None:
         if self.state_table is None:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none

@@ -13,7 +13,7 @@ from sglang_dflash.upstream.launch import HookRegistry, HookType
 Functions = Mapping[str, Callable[..., Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hooks:
     """What one feature patches, by target below ``sglang.srt``.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.feature import Feature
 from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.processors import Processors
 from sglang_dflash.features.seeds import SeededSampler, Seeds
@@ -28,51 +29,31 @@ from sglang_dflash.upstream.worker import (
     get_dp_tp_group,
     get_parallel,
 )
-from sglang_dflash.worker.state import RequestRows
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import SamplingBatchInfo, ScheduleBatch, TpModelWorker
     from sglang_dflash.worker.step import Step
 
 
-class Accept(RequestRows):
+class Accept(Feature):
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
         self._sync, self._logits = SpecTpSync(get_dp_tp_group()), BlockLogits(runner, vocabulary)
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
-        self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
-        self._penalties, self._processors = Penalties(), Processors()
+        self.seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
+        self.penalties, self.processors = Penalties(), Processors()
         # SGLang checks for non-finite values, or replaces them
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
         self._checks_logits = any(check.get() for check in checks)
-
-    def start(self, batch: ScheduleBatch) -> None:
-        """Also prepare ``batch.sampling_info``, from which the target's prefill samples."""
-        self._penalties.start(batch)
-        self._seeds.start(batch)
-        self._processors.start(batch)
-        self._seeds.mark(batch)
-
-    def transferred(self, batch: ScheduleBatch) -> None:
-        self.start(batch)
 
     def synchronise(self, tokens: Tensor) -> None:
         """Ranks must commit the same tokens: overwrite them with the first rank's."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
-    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
-        self._processors.after_prefill()
-        self._count_generated(batch, tokens[:, None], torch.ones_like(tokens))
-
-    def commit(self, step: Step) -> None:
-        self._count_generated(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
-
-    def before_verify(self, step: Step) -> None:
+    def drafted(self, step: Step) -> None:
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
-        if step.batch.sampling_info.has_custom_logit_processor:
-            self._processors.copy_block(step.tokens)
 
     def accept(self, step: Step) -> None:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
@@ -104,7 +85,7 @@ class Accept(RequestRows):
             )
         # in the order of plain decoding
         if info.acc_additive_penalties is not None:
-            self._penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
+            self.penalties.apply(batch, logits, step.tokens, step.positions.view(-1, width))
         if grammar_mask is not None:
             grammar_mask.apply(rows)
         if info.logit_bias is not None:
@@ -112,11 +93,11 @@ class Accept(RequestRows):
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        self._seeds.mark(batch)
+        self.seeds.mark(batch)
         processed, chosen = without_processors(info), list[Tensor]()
         if processed is not info:
             reachable = logits[:, : step.state.room]
-            chosen = self._processors.apply(batch, reachable, lambda position: self._choose(step, processed, position))
+            chosen = self.processors.apply(batch, reachable, lambda position: self._choose(step, processed, position))
         tokens: Tensor = self._runner.sampler(
             *(output, for_block(processed, width), batch.return_logprob, top_logprobs_nums, token_ids_logprobs),
             step.positions,
@@ -135,12 +116,6 @@ class Accept(RequestRows):
         tokens: Tensor = self._runner.sampler(row, info, False, [], [], positions).long()
         self.synchronise(tokens)
         return tokens
-
-    def _count_generated(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
-        if batch.sampling_info.acc_additive_penalties is not None:
-            self._penalties.count(batch, tokens, lens)
-        if batch.sampling_info.has_custom_logit_processor:
-            self._processors.add(batch, tokens, lens)
 
 
 def needs_only_the_largest(batch: ScheduleBatch) -> bool:

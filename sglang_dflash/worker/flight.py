@@ -1,4 +1,4 @@
-"""Steps in flight: what the worker keeps of a launched step."""
+"""Steps in flight: what is kept of a launched step until its accept counts are on the host, and step times."""
 
 from __future__ import annotations
 
@@ -9,72 +9,100 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
-from sglang_dflash.upstream.worker import async_d2h
 
 if TYPE_CHECKING:
+    from sglang_dflash.features.width import Choice
     from sglang_dflash.upstream.worker import Req
+    from sglang_dflash.worker.step import Step
 
 
 @dataclass
-class StepRecord:
-    """One decode step.
+class Span:
+    """The time of a launched step, from its start to that of the next one; ``tokens`` are those of all requests."""
+
+    start: Any
+    end: Any = None
+    batch_size: int = 0
+    width: int = 0
+    caught_up: bool = False
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A step's time. ``caught_up``: it also injected tokens of plain steps, so that the time is an upper bound."""
+
+    batch_size: int
+    width: int
+    milliseconds: float
+    caught_up: bool = False
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A decode step whose accept counts are on the host.
 
     Attributes:
         width: positions of the block, anchor included.
-        buckets: per request, the bucket of its match at the launch.
-        found: int64 [R, 2] of ``ops.reference.step.match_copies``, from :func:`on_host`; ``rows``: the requests' in it.
-        not_finite: in some steps, the drafter's count of non-finite positions, int64 [], from :func:`on_host`.
-        caught_up: whether the step also injected tokens of plain steps, so that its time is an upper bound.
-        accept_lens: per request, accepted drafts plus the bonus token; empty until the host has them.
-        match_lens, copied_tokens: lengths of the copied matches; accepted tokens at copied positions.
-        milliseconds: until the next step's start; None until then, and after another forward.
+        requests: those of the batch.
+        buckets: per request, the bucket of its match at the launch; empty if no text is copied.
+        accept_lens: per request, accepted drafts plus the bonus token.
+        timed: the steps whose times became known since the last finished step.
     """
 
     width: int
-    batch_size: int
-    requests: tuple[Req, ...] = ()
-    buckets: Sequence[int] = ()
-    found: Tensor | None = None
-    rows: Sequence[int] = ()
-    not_finite: Tensor | None = None
-    caught_up: bool = False
-    accept_lens: Sequence[int] = ()
-    match_lens: Sequence[int] = ()
-    copied_tokens: int = 0
-    milliseconds: float | None = None
+    requests: Sequence[Req]
+    buckets: Sequence[int]
+    accept_lens: Sequence[int]
+    timed: Sequence[Timed] = ()
 
 
-class StepTimer:
-    """Times one of ``every`` decode steps without blocking."""
+class Flight:
+    """The queue of launched steps. One of ``every`` steps is timed, without blocking."""
 
     def __init__(self, device: torch.device | str, every: int = 1) -> None:
         device = torch.device(device)
         self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
-        self._every, self._launched = every, 0
-        self._untimed: deque[tuple[StepRecord, Any, Any]] = deque()
-        self._last: tuple[StepRecord, Any] | None = None
+        self._every, self._begun = every, 0
+        self._steps: deque[tuple[Choice, Sequence[Req], Span | None, Sequence[Any]]] = deque()
+        self._open: Span | None = None
+        self._ended: deque[Span] = deque()
 
-    def started(self, record: StepRecord) -> None:
-        timed = self._launched % self._every == 0
-        self._launched += 1
-        now = self._now() if timed or self._last is not None else None
-        if self._last is not None:
-            self._untimed.append((*self._last, now))
-        self._last = (record, now) if timed else None
+    def begin(self) -> None:
+        """Call before a decode step is launched."""
+        timed = self._begun % self._every == 0
+        self._begun += 1
+        now = self._now() if timed or self._open is not None else None
+        if self._open is not None:
+            self._open.end = now
+            self._ended.append(self._open)
+        self._open = Span(now) if timed else None
 
-    def interrupted(self) -> None:
+    def interrupt(self) -> None:
         """Call before another forward is launched."""
-        self._last = None
+        self._open = None
 
-    def finished(self) -> list[StepRecord]:
-        done = []
-        while self._untimed and (self._events is None or self._untimed[0][2].query()):
-            record, start, end = self._untimed.popleft()
-            record.milliseconds = (end - start) * 1000 if self._events is None else start.elapsed_time(end)
-            done.append(record)
-        return done
+    def launched(self, choice: Choice, step: Step, kept: Sequence[Any]) -> None:
+        """``kept`` is returned with the finished step."""
+        if (span := self._open) is not None:
+            span.batch_size, span.width, span.caught_up = choice.batch_size, choice.width, step.caught_up
+        self._steps.append((choice, tuple(step.batch.reqs), span, kept))
+
+    def finish(self, accept_lens: Sequence[int]) -> tuple[Finished, Sequence[Any]]:
+        """Return the oldest step and what was kept of it."""
+        choice, requests, span, kept = self._steps.popleft()
+        if span is not None:
+            span.tokens = sum(accept_lens)
+        return Finished(choice.width, requests, choice.buckets, accept_lens, self.times()), kept
+
+    def times(self) -> list[Timed]:
+        timed = []
+        while self._ended and (self._events is None or self._ended[0].end.query()):
+            span = self._ended.popleft()
+            seconds = span.end - span.start if self._events is None else span.start.elapsed_time(span.end) / 1000
+            timed.append(Timed(span.batch_size, span.width, seconds * 1000, span.caught_up, span.tokens))
+        return timed
 
     def _now(self) -> Any:
         if self._events is None:
@@ -82,8 +110,3 @@ class StepTimer:
         event = self._events.Event(enable_timing=True)
         event.record()
         return event
-
-
-def on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that is on the host no later than the counts of the step being launched."""
-    return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
 
 CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
-MAX_PENDING = 16  # plain decoding steps whose tokens are injected together
+MAX_WAITING = 16  # plain decoding steps whose tokens are injected together
 
 
 class Draft:
@@ -27,9 +27,11 @@ class Draft:
     ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
-    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
-        self._drafter, self._layout, self._rings, self._drafted = drafter, layout, rings, drafted
-        self._batches = ForwardBatches(drafter, CaptureHiddenMode.NULL)
+    def __init__(
+        self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, inject: Inject, drafted: int
+    ) -> None:
+        self._drafter, self._layout, self._rings, self._inject = drafter, layout, rings, inject
+        self._drafted, self._batches = drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
     def draft(self, step: Step) -> None:
@@ -40,6 +42,7 @@ class Draft:
         if step.width == 1:
             return
         block = step.first(self._drafted, translator) if step.width > self._drafted else step
+        step.caught_up = self._inject.before_draft(block)
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):
             output = self._drafter.forward(forward_batch).logits_output
@@ -50,7 +53,7 @@ class Draft:
 
 
 class NoDrafter:
-    staged = None
+    """Stands for the drafter's stages in a server that only copies."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
@@ -59,17 +62,11 @@ class NoDrafter:
         if step.width > 1:
             step.margins = torch.full_like(step.tokens[:, 1:], -torch.inf, dtype=torch.float32)
 
-    def before_draft(self, step: Step, drafted: int) -> bool:
-        return False
-
     def inject(self, step: Step) -> None:
         pass
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         pass
-
-    def catch_up(self) -> bool:
-        return False
 
 
 class Verify:
@@ -95,93 +92,71 @@ class Verify:
 class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
-    Without a draft window both pools use the same slot numbers, so requests share the drafter's K/V of cached prefixes.
-    ``defers``: inject plainly decoded tokens later, in :meth:`catch_up`. Must be False on a decoding server (a transfer
-    may reuse freed slots first) and with hierarchical cache.
+    Tokens of steps wait in ``queue``, whose first rows the drafter's graphs inject. Without a draft window both pools
+    use the same slot numbers, so requests share the drafter's K/V of cached prefixes. ``defers``: tokens may wait. Must
+    be False on a decoding server (a transfer may reuse freed slots first) and with hierarchical cache.
     """
 
     def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
         self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
-        # a ring has a slot for each pending token
-        self._most_pending = MAX_PENDING if rings is None else min(MAX_PENDING, rings.window.tokens)
-        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        # a ring has a slot for each waiting token
+        self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
+        self.queue: StagedContext | None = None
+        self._waiting, self._plain = 0, False  # rows of the queue; whether plain decoding's are among them
         self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
-        self._staged = 0  # tokens that the drafter's next forward injects
 
-    @property
-    def staged(self) -> StagedContext | None:
-        staged: StagedContext | None = self._drafter.model.staged
-        return staged
-
-    def stage(self, width: int) -> None:
-        """Allocate the memory through which the drafter's graphs inject; before they are captured."""
+    def allocate(self, width: int) -> None:
+        """Allocate the queue; before the drafter's graphs are captured."""
         model, pool = self._drafter.model, self._drafter.token_to_kv_pool
         tokens = min(STAGED, self._drafter.max_running_requests * width)
         if self._defers:
             hidden = torch.zeros(tokens, model.fc.input_size, dtype=self._drafter.dtype, device=self._drafter.device)
             positions, slots = torch.zeros(2, tokens, dtype=torch.int64, device=self._drafter.device)
-            model.staged = StagedContext(hidden, positions, slots, pool)
+            self.queue = model.staged = StagedContext(hidden, positions, slots, pool)
 
     def inject(self, step: Step) -> None:
-        """Inject the verified block, or queue it. The next block overwrites rejected positions before they are read."""
+        """Queue the step's accepted tokens, or write its block: the next one overwrites rejected positions before they
+        are read."""
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
-        staged, tokens = self.staged, len(positions)
-        if step.width > 1 and staged is not None and tokens <= len(staged):
-            stage_block(hidden, positions, slots, step.accepted.accept_lens, *staged.tensors)
-            self._staged, self._rows = tokens, rows
-        elif step.width > 1 or not self._defers:
+        queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
+        if rows is not self._rows or (queue is not None and self._waiting + tokens > min(len(queue), most)):
+            self.catch_up()
+            self._rows = rows
+        # an eager forward of the drafter launches as much itself
+        if queue is None or tokens > len(queue) or (step.width > 1 and self._drafter.model.staged is None):
             self.write(hidden, None, positions, slots)
         else:
-            if rows is not self._rows or len(self._pending) == self._most_pending:
-                self.catch_up()
-            self._pending.append((hidden.clone(), positions, slots))
-            self._rows = rows
+            free = (part[self._waiting :] for part in queue.tensors)
+            stage_block(hidden, positions, slots, step.accepted.accept_lens, *free)
+            self._waiting, self._plain = self._waiting + tokens, self._plain or step.width == 1
 
-    def before_draft(self, step: Step, drafted: int) -> bool:
-        """Inject what the drafter's forward of ``drafted`` positions does not inject itself; see :meth:`catch_up`.
+    def before_draft(self, step: Step) -> bool:
+        """Inject what the drafter's forward does not inject itself; see :meth:`catch_up`.
 
-        A draft forward injects any request's staged tokens if it has as many rows.
+        A forward injects any request's tokens, as many as it has rows.
         """
-        staged, bs = self.staged, len(step.tokens)
+        staged, bs = self._drafter.model.staged, len(step.tokens)
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
         padded = next((size for size in captured if size >= bs), bs)
-        takes = bs * drafted if staged is not None and padded * drafted <= len(staged) else 0
-        if self._waiting() > takes:
+        takes = bs * step.width if staged is not None and padded * step.width <= len(staged) else 0
+        if self._waiting > takes:
             return self.catch_up()
-        self._stage_pending()
-        self._staged = 0
+        self._waiting, self._plain = 0, False
         return False
 
     def catch_up(self) -> bool:
-        """Inject queued tokens, before the drafter reads them or their slots change owner.
+        """Write the queue, before the drafter reads its tokens or their slots change owner.
 
         Returns whether plainly decoded tokens were among them.
         """
-        plain = bool(self._pending)
-        if self._staged:
-            if self.staged is not None and self._waiting() <= len(self.staged):
-                self._stage_pending()
-            with draft_tp_context(self._layout):
-                self._drafter.model.inject_staged(self._staged)
-            self._staged = 0
-        if self._pending:
-            hidden, positions, slots = map(torch.cat, zip(*self._pending, strict=True))
-            self._pending.clear()
-            self.write(hidden, None, positions, slots)
+        plain, waiting, self._waiting, self._plain = self._plain, self._waiting, 0, False
+        if waiting:
+            assert self.queue is not None
+            hidden, positions, slots = self.queue.tensors
+            self.write(hidden, None, positions[:waiting], slots[:waiting])
+            slots[:waiting].zero_()
         return plain
-
-    def _waiting(self) -> int:
-        return self._staged + sum(len(positions) for _, positions, _ in self._pending)
-
-    def _stage_pending(self) -> None:
-        # its rejected positions use slot 0, so no slot is written twice
-        if self._pending and self.staged is not None:
-            waiting = self._waiting()
-            for parts, memory in zip(zip(*self._pending, strict=True), self.staged.tensors, strict=True):
-                torch.cat(parts, out=memory[self._staged : waiting])
-            self._pending.clear()
-            self._staged = waiting
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""

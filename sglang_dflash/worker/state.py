@@ -1,4 +1,4 @@
-"""State between two decode steps: rows per request, and the batch's state with its reservation of KV slots."""
+"""A batch between two decode steps: its anchors, and its reservation of KV slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dflash.plan import serving
+from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import (
     SpecInput,
     SpecInputType,
@@ -22,30 +22,6 @@ from sglang_dflash.upstream.worker import (
 
 if TYPE_CHECKING:
     from sglang_dflash.upstream.worker import Req, ScheduleBatch
-    from sglang_dflash.worker.step import Step
-
-
-class RequestRows:
-    def start(self, batch: ScheduleBatch) -> None:
-        """Start the requests of a prefill, before the target's forward.
-
-        A row may have held another request. Decoding requests of a mixed batch and later chunks continue.
-        """
-
-    def begin(self, batch: ScheduleBatch, tokens: Tensor) -> None:
-        """Add the tokens that a prefill sampled, int64 [bs]; a later chunk replaces that of an unfinished prompt."""
-
-    def commit(self, step: Step) -> None:
-        """Add the tokens of ``step.accepted``."""
-
-    def transferred(self, batch: ScheduleBatch) -> None:
-        """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
-
-
-def fresh_rows(batch: ScheduleBatch) -> list[int]:
-    """Return the indices of the requests that a prefill starts."""
-    decoding = {id(req) for req in batch.decoding_reqs or ()}
-    return [i for i, req in enumerate(batch.reqs) if id(req) not in decoding]
 
 
 class DraftState(SpecInput):
@@ -159,13 +135,11 @@ class DraftState(SpecInput):
         return ("bonus_tokens", "new_seq_lens") if self.future_indices is None else ("future_indices",)
 
 
-def tokens_required(original: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
+def tokens_required(_: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
     """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
     The last request must have one position, as in plain decoding.
     """
-    if serving.plan is None:
-        return original(batch, requests, page_size)
     ahead = get_alloc_reserve_per_decode() if len(requests) > 1 else batch.spec_info.late(batch) + 1
     return _whole_pages(*lens_to_the_end(requests, ahead, page_size), page_size)
 
@@ -197,3 +171,8 @@ def _fits(batch: ScheduleBatch, tokens: int) -> bool:
 
 def _host_tensor(values: Any, dtype: Any) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=dtype))  # a third of the time of torch.tensor
+
+
+HOOKS = Hooks(
+    around={"managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": tokens_required}
+)

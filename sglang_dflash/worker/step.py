@@ -85,6 +85,7 @@ class Step:
         state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
             reuse its row.
         interval: tokens between track boundaries if a request may cross one, else 0.
+        caught_up: whether the draft also injected tokens of plain steps.
         verified: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: the tokens that the step commits.
     """
@@ -101,6 +102,7 @@ class Step:
     grammar_tree: Any = None
     state_slots: Tensor | None = None
     interval: int = 0
+    caught_up: bool = False
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
 

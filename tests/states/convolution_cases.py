@@ -185,7 +185,7 @@ def test_no_requests() -> None:
     assert [len(part) for part in layer.ours()[0]] == [0] * 4
 
 
-def verified(layer: Layer, plan: Any, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
+def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
     """Outputs of a layer's verify, z, states after every token and windows: with our hook, or by SGLang's backend."""
     monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
     monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)

@@ -226,7 +226,7 @@ def test_the_start_launches_the_commit_of_every_batch(
         def step(bs: int, width: int, context: int) -> None:
             done = a_step(bs, width, context)
             commit.drafted(done)
-            commit.commit(done)
+            commit.advance(done)
 
         calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.every_size)
         calls.run((2,), lambda width: nullcontext())

@@ -125,7 +125,7 @@ def accept_block(draft_tokens, target_tokens, seq_lens, *, interval=0):
     return Accepted(target_tokens, counts[:, :bs], ends[:, :bs], bonus, new_seq_lens)
 
 
-@triton.jit(do_not_specialize=["positions", "slots", "accept_lens", "width"])
+@triton.jit(do_not_specialize=["positions", "slots", "accept_lens", "staged_positions", "staged_slots", "width"])
 def stage_block_kernel(
     hidden, positions, slots, accept_lens, staged_hidden, staged_positions, staged_slots, columns, width,
     TILE: tl.constexpr,

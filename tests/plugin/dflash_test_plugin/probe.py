@@ -13,7 +13,7 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 FOLDER = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", "."))
-COMMIT = "sglang_dflash.states.commit.RecurrentCommit.commit"
+COMMIT = "sglang_dflash.states.commit.RecurrentCommit.advance"
 DECODE = "sglang_dflash.worker.worker.DFlashWorker._decode"
 DRAFT = "sglang_dflash.worker.forwards.Draft.draft"
 FORWARD = "sglang_dflash.model.drafter.DFlashDraftModel.forward"

@@ -1,0 +1,57 @@
+"""Disaggregation: requests that another server prefilled, and what a decoding server keeps of a retracted one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sglang_dflash.upstream.hooks import Hooks
+
+if TYPE_CHECKING:
+    from sglang_dflash.features.window import DraftRings
+    from sglang_dflash.upstream.worker import ScheduleBatch
+
+
+def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:
+    """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: start transferred requests."""
+    if batch is not None:
+        scheduler.draft_worker.start_transferred(batch)
+
+
+class BacksUpDrafter:
+    """A mixin of the target's allocator, which backs up a retracted request's K/V on the host: the drafter's too.
+
+    Otherwise a resumed request would read another request's drafter K/V.
+    """
+
+    drafter_pool: Any
+    rings: DraftRings | None
+
+    def get_cpu_copy(self, indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> tuple[Any, Any]:
+        above: Any = super()
+        target = above.get_cpu_copy(indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        return target, self.drafter_pool.get_cpu_copy(self._drafter_slots(indices, req_pool_index))
+
+    def load_cpu_copy(
+        self, copies: tuple[Any, Any], indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None
+    ) -> None:
+        above: Any = super()
+        above.load_cpu_copy(copies[0], indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        self.drafter_pool.load_cpu_copy(copies[1], self._drafter_slots(indices, req_pool_index))
+        if self.rings is not None:
+            self.rings.restored.add(int(req_pool_index))
+
+    def _drafter_slots(self, indices: Tensor, row: Any) -> Tensor:
+        return indices if self.rings is None else self.rings.slots_of(int(row))
+
+
+def back_up_drafter(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
+    """Make the target's ``allocator`` back up the drafter's ``pool`` as well."""
+    kind = type(allocator)
+    allocator.__class__ = type(kind.__name__, (BacksUpDrafter, kind), {})
+    allocator.drafter_pool, allocator.rings = pool, rings
+
+
+_DECODING = "disaggregation.decode.SchedulerDisaggregationDecodeMixin"
+HOOKS = Hooks(after={f"{_DECODING}.get_new_prebuilt_batch": start_transferred})

@@ -1,0 +1,68 @@
+"""The width of each step: a policy chooses it, and learns from the step when its accept counts are on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sglang_dflash.features.feature import Feature
+from sglang_dflash.upstream.worker import get_parallel
+from sglang_dflash.width import WidthPolicy
+from sglang_dflash.width.policy import BUCKETS
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang_dflash.worker.flight import Finished
+
+Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # of match lengths, per request; empty if no text is copied
+
+
+class Load(NamedTuple):
+    """The arguments of :meth:`WidthPolicy.width`."""
+
+    batch_size: int
+    context: int
+    matches: Sequence[int]
+
+    @classmethod
+    def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
+        requests = 0 if batch is None else batch.batch_size()
+        context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
+        return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
+
+
+class Choice(NamedTuple):
+    """A step's width, the number of requests that it was chosen for, and the buckets of the batch's requests."""
+
+    width: int
+    batch_size: int
+    buckets: Sequence[int]
+
+
+class Width(Feature):
+    """Width of the steps of one scheduler. A step of a width runs in the context ``at(width)``."""
+
+    def __init__(self, policy: WidthPolicy, buckets: Buckets) -> None:
+        self.policy, self.buckets = policy, buckets
+        self.at: Callable[[int], AbstractContextManager[Any]] = nullcontext
+
+    def choose(self, batch: ScheduleBatch) -> Choice:
+        buckets = self.buckets(batch.reqs)
+        load = self.load_of(batch, buckets)
+        return Choice(self.policy.width(*load), load.batch_size, buckets)
+
+    def load_of(self, batch: ScheduleBatch, buckets: Sequence[int]) -> Load:
+        return Load.of(batch, buckets)
+
+    def read(self, finished: Finished, kept: Any) -> None:
+        self.policy.observe(finished.width, finished.accept_lens, finished.buckets)
+        if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
+            for each in finished.timed:
+                self.policy.observe_time(each.batch_size, each.width, each.milliseconds, at_most=each.caught_up)
+
+    def info(self) -> dict[str, Any]:
+        return {"width": self.policy.describe()}
+
+    def forget(self, role: str, version: str | None) -> None:
+        self.policy.forget()
