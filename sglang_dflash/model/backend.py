@@ -50,13 +50,11 @@ def attend_block(
     backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, sinks: Tensor | None = None
 ) -> Tensor:
     """Write a block's K/V and attend: ``q [bs * w, H * D]`` to the same shape, dense."""
-    pool, scales = backend.token_to_kv_pool, {}
-    if layer.k_scale is None:
-        pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
-    else:  # which divides its arguments
+    pool, written, scales = backend.token_to_kv_pool, (k, v), {}
+    if layer.k_scale is not None:
         scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
-        loc = KVWriteLoc.for_batch(forward_batch)
-        pool.set_kv_buffer(layer, loc, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
+        written = (k.clone(), v.clone(), layer.k_scale, layer.v_scale)  # the pool divides its arguments
+    pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), *written)
     out = block_attention(
         q.view(-1, layer.tp_q_head_num, layer.head_dim),
         pool.get_key_buffer(layer.layer_id),

@@ -158,8 +158,7 @@ class FirstCalls:
         value = logits[0, :, 0]
         for filters in (None, (row.int(), value, value)):
             seeded_tokens(logits[0], value[:, None] + 1, filters, row, row)
-        for seeds in (None, row):
-            repeat_rows(value[:, None], value, row.int(), value, seeds, width=1)
+        repeat_rows(value[:, None], value, row.int(), value, row, width=1)
 
     def _slots(self) -> None:  # SGLang's slot reservation, once per pointer alignment
         for bs in self._batch_sizes:
@@ -196,7 +195,13 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
         logger.info("DFLASH: sampling %d rows takes up to %s; %s were free before", rows, size(peak), size(free))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        _check_greedy(target, rows, free)
+        logits = vocab * 4 * (rows if target.decode_cuda_graph_runner is None else 1)  # a graph has its own
+        if logits > torch.cuda.mem_get_info(target.device)[0]:
+            raise DFlashError(
+                f"{size(free)} of device memory are free, too little for {rows} rows of {vocab} logits",
+                expected=f"memory for {target.max_running_requests} greedy requests",
+                remedy="lower --mem-fraction-static or --max-running-requests",
+            ) from None
         peak = division.sampling(rows, vocab)
         logger.warning(
             "DFLASH: %s of device memory are free, but %d requests that all sample in blocks of %d need %s; such a "
@@ -206,19 +211,6 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
     result = SamplingPrewarmResult(sampling_input_bytes=rows * vocab * 4, sampling_headroom_bytes=peak)
     target.sampling_prewarm_result = result
     return result
-
-
-def _check_greedy(target: ModelRunner, rows: int, free: int) -> None:
-    vocab = target.model_config.vocab_size
-    allocated = 1 if target.decode_cuda_graph_runner is not None else rows
-    try:
-        torch.zeros(allocated, vocab, dtype=torch.float32, device=target.device).expand(rows, vocab).argmax(-1)
-    except torch.OutOfMemoryError as error:
-        raise DFlashError(
-            f"{size(free)} of device memory are free, too little for {rows} rows of {vocab} logits",
-            expected=f"memory for {target.max_running_requests} greedy requests",
-            remedy="lower --mem-fraction-static or --max-running-requests",
-        ) from error
 
 
 def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
