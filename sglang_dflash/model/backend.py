@@ -50,10 +50,10 @@ def attend_block(
     backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, sinks: Tensor | None = None
 ) -> Tensor:
     """Write a block's K/V and attend: ``q [bs * w, H * D]`` to the same shape, dense."""
-    pool, written, scales = backend.token_to_kv_pool, (k, v), {}
+    pool, scales, written = backend.token_to_kv_pool, {}, [k, v]
     if layer.k_scale is not None:
         scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
-        written = (k.clone(), v.clone(), layer.k_scale, layer.v_scale)  # the pool divides its arguments
+        written = [k.clone(), v.clone(), layer.k_scale, layer.v_scale]  # the pool divides its arguments
     pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), *written)
     out = block_attention(
         q.view(-1, layer.tp_q_head_num, layer.head_dim),
