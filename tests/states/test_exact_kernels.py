@@ -215,8 +215,8 @@ def test_the_start_launches_the_commit_of_every_batch(
 
         def step(bs: int, width: int, context: int) -> None:
             done = a_step(bs, width, context)
-            commit.before_verify(done)
-            commit.commit(done)
+            commit.drafted(done)
+            commit.advance(done)
 
         prewarm.FirstCalls(serving_plan(replay=True, exact=True), target, inject, step).run(
             (2,), lambda width: nullcontext()

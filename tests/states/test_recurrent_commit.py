@@ -75,11 +75,11 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(
         state_slots=pool.req_index_to_mamba_index_mapping[ROWS],
         accepted=accept_block(torch.zeros(2, width, dtype=torch.int64), accepted, lens, interval=GRID),
     )
-    committer.before_verify(step)
+    committer.drafted(step)
     pool.req_index_to_mamba_index_mapping[ROWS[0]] = ANOTHERS
     cache = pool.mamba_pool.mamba_cache
     states, windows = cache.temporal.clone(), cache.conv[0].clone()
-    committer.commit(step)
+    committer.advance(step)
     assert torch.equal(cache.conv[0][:, ANOTHERS], windows[:, ANOTHERS])
     changed = (cache.temporal != states).flatten(2).any(-1).any(0).nonzero().flatten().tolist()
     assert {*changed} - {0} == written
