@@ -59,7 +59,11 @@ def _watch() -> None:
     install()
     _hook("AROUND", "sglang.srt.managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
     worker = "sglang_dflash.worker."
-    for start in ("worker.DFlashWorker._build", "start.prewarm.FirstCalls.run"):
+    for start in (
+        "worker.DFlashWorker._build_stages",
+        "worker.DFlashWorker._build_features",
+        "start.prewarm.FirstCalls.run",
+    ):
         _hook("AROUND", worker + start, watch_start)
     _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
     _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
