@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.upstream import check_version, misfit
+
+if TYPE_CHECKING:
+    from sglang_dflash.upstream.hooks import Hooks
 
 CREATE_WORKER = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
 
@@ -37,30 +40,40 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.launch import flags, resolve, takeover
+    from sglang_dflash.launch import resolve
     from sglang_dflash.upstream import hooks
-    from sglang_dflash.upstream.hooks import Hooks
     from sglang_dflash.upstream.launch import register_resolution_hook
 
-    config = "configs.model_config.ModelConfig"
-    hooks.register(
-        Hooks(
-            before={
-                f"{config}.__init__": resolve.override_drafter,
-                f"{config}._derive_context_length": resolve.lift_context,
-                "managers.detokenizer_manager.DetokenizerManager.__init__": takeover.enter_detokenizer,
-            },
-            around={CREATE_WORKER.removeprefix("sglang.srt."): _choose_worker},
-            after={"server_args.ServerArgs.add_cli_args": flags.accept_old_flags},
-        )
-    )
+    of_all, of_schedulers = tables()
+    hooks.register(of_all)
     if "sglang.srt.managers.scheduler" in sys.modules:  # elsewhere their kernels would initialise the GPU
-        capture = "models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture"
-        hooks.register(Hooks(around={capture: takeover.capture_layers}))
-        capture = "model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state"
-        hooks.register(Hooks(around={capture: resolve.capture_without_drafter}))
+        hooks.register(of_schedulers)
     register_resolution_hook("handle_model_source_paths")(resolve.after_model_paths)
     register_resolution_hook("handle_speculative_decoding")(resolve.around_speculation)
+
+
+def tables() -> tuple[Hooks, Hooks]:
+    """Return what is hooked before there is a plan, in every process and in schedulers."""
+    from sglang_dflash.launch import flags, resolve, takeover
+    from sglang_dflash.upstream.hooks import Hooks
+
+    of_all = Hooks(
+        before={
+            "configs.model_config.ModelConfig.__init__": resolve.override_drafter,
+            "configs.model_config.ModelConfig._derive_context_length": resolve.lift_context,
+            "managers.detokenizer_manager.DetokenizerManager.__init__": takeover.enter_detokenizer,
+        },
+        around={CREATE_WORKER.removeprefix("sglang.srt."): _choose_worker},
+        after={"server_args.ServerArgs.add_cli_args": flags.accept_old_flags},
+    )
+    auxiliary = "model_executor.model_runner_components.spec_aux_hidden_state"
+    of_schedulers = Hooks(
+        around={
+            "models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
+            f"{auxiliary}._resolve_dflash_aux_hidden_state": resolve.capture_without_drafter,
+        }
+    )
+    return of_all, of_schedulers
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:

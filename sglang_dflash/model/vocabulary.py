@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -149,6 +148,32 @@ class TargetVocabulary:
         return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
 
 
+class LeavesLogits:
+    """A mixin of SGLang's ``LogitsProcessor``: a verify, and a plain decode at width 1, get the LM head's own logits,
+    which are not converted to float32, nor gathered in a verify if they are ``sharded``."""
+
+    sharded: bool
+    do_tensor_parallel_all_gather: bool
+    final_logit_softcapping: float | None
+    vocab_size: int
+
+    def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        above, gathers = cast("Any", super()), self.do_tensor_parallel_all_gather
+        if self.sharded and logits_metadata.forward_mode.is_target_verify():
+            self.do_tensor_parallel_all_gather = False
+        try:
+            return above._get_logits(hidden_states, lm_head, logits_metadata, *args, **kwargs)
+        finally:
+            self.do_tensor_parallel_all_gather = gathers
+
+    def _copy_logits_to_buffer(self, logits: Tensor, logits_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        above: Any = super()
+        mode, narrow, capped = logits_metadata.forward_mode, logits.dtype != torch.float32, self.final_logit_softcapping
+        if narrow and not capped and (mode.is_target_verify() or mode.is_decode()):
+            return logits[:, : self.vocab_size]
+        return above._copy_logits_to_buffer(logits, logits_metadata, *args, **kwargs)
+
+
 class BlockLogits:
     """Keeps a block's logits as the LM head computes them: in its dtype, on its rank.
 
@@ -160,11 +185,13 @@ class BlockLogits:
         self._target, self._vocabulary = target, vocabulary
         processors = [module for module in target.model.modules() if isinstance(module, LogitsProcessor)]
         self._processor: Any = processors[0] if len(processors) == 1 else None
-        self._sharded = self._processor is not None and _gathers_plainly(self._processor)
-        if self._sharded:
-            _keep_shards(self._processor)
-        if self._processor is not None:
-            self._to_float32 = _keep_dtype(self._processor)
+        if (processor := self._processor) is not None:
+            kind = type(processor)
+            processor.__class__ = type(kind.__name__, (LeavesLogits, kind), {})
+            # a soft cap rounds after the gather
+            others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
+            gathers = get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather
+            processor.sharded = gathers and not any(others)
             target.capture_tail_hooks.append(_leave_to_next_graph)
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -183,44 +210,12 @@ class BlockLogits:
         shared, rows, buffer = self._target.graph_shared_output, len(logits), None
         if shared is not None and rows <= shared.max_rows:
             buffer = shared.get_logits_buffer(self._target.model_config.vocab_size, rows=rows)
-        return self._to_float32(logits, SimpleNamespace(next_token_logits_buffer=buffer))
+        processor: LeavesLogits = self._processor
+        to_float32: Any = super(LeavesLogits, processor)._copy_logits_to_buffer  # type: ignore[misc]
+        return to_float32(logits, SimpleNamespace(next_token_logits_buffer=buffer))
 
     def _are_shards(self, logits: Tensor) -> bool:
-        return self._sharded and logits.shape[-1] < self._processor.vocab_size
-
-
-def _gathers_plainly(processor: Any) -> bool:
-    # a soft cap rounds after the gather
-    others = processor.use_attn_tp_group, processor.use_tp_lm_head_all_to_all, processor.final_logit_softcapping
-    return get_parallel().tp_size > 1 and processor.do_tensor_parallel_all_gather and not any(others)
-
-
-def _keep_shards(processor: Any) -> None:
-    get_logits = processor._get_logits
-
-    def with_shards(hidden_states: Tensor, lm_head: Any, logits_metadata: Any, *args: Any, **kwargs: Any) -> Tensor:
-        processor.do_tensor_parallel_all_gather = not logits_metadata.forward_mode.is_target_verify()
-        try:
-            logits: Tensor = get_logits(hidden_states, lm_head, logits_metadata, *args, **kwargs)
-        finally:
-            processor.do_tensor_parallel_all_gather = True
-        return logits
-
-    processor._get_logits = with_shards
-
-
-def _keep_dtype(processor: Any) -> Callable[..., Tensor]:
-    """Make a verify, and a plain decode at width 1, skip the conversion to float32, which is returned."""
-    to_float32: Callable[..., Tensor] = processor._copy_logits_to_buffer
-
-    def unless_decoding(logits: Tensor, logits_metadata: Any, *args: Any, **kwargs: Any) -> Tensor:
-        mode, narrow = logits_metadata.forward_mode, logits.dtype != torch.float32
-        if narrow and (mode.is_target_verify() or mode.is_decode()) and not processor.final_logit_softcapping:
-            return logits[:, : processor.vocab_size]
-        return to_float32(logits, logits_metadata, *args, **kwargs)
-
-    processor._copy_logits_to_buffer = unless_decoding
-    return to_float32
+        return self._processor is not None and self._processor.sharded and logits.shape[-1] < self._processor.vocab_size
 
 
 def _leave_to_next_graph(runner: Any, output: Any, forward_batch: Any, num_tokens: int) -> None:

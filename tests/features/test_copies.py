@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.features.copies import Copies
-from sglang_dflash.worker.flight import StepRecord
+from sglang_dflash.worker.flight import Finished
 
 pytestmark = pytest.mark.sglang
 
@@ -53,13 +53,13 @@ def test_matches_and_tokens_of_copies_reach_the_host() -> None:
     held, reqs = copies(), (Request(), Request(), Request())
     rows, at = [2, 0, 3], 70 << 36  # of four rows; at position 70
     found = torch.tensor([[at + (3 << 31), 0], [0, 0], [at + (9 << 31) + 5, 0], [at + (4 << 31), 0]])
-    held.read(StepRecord(1, 3, reqs, found=found, rows=rows, accept_lens=[1, 1, 1]))
+    held.read(Finished(1, reqs, (), [1, 1, 1]), (rows, found))
     assert held.buckets([*reqs, Request()]) == [2, 0, 1, 0]
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
     found = torch.tensor([[at + (16 << 31), 0], [0, 0], [at, 2 + TAKEN], [at, 3 + TAKEN]])
-    step = StepRecord(16, 3, reqs, found=found, rows=rows, accept_lens=[6, 4, 2])
-    held.read(step)
-    assert (step.match_lens, step.copied_tokens) == ([9, 4], 4)
+    held.read(Finished(16, reqs, (), [6, 4, 2]), (rows, found))
+    figures = held.info()
+    assert (figures["copied_blocks_by_match_length"], figures["copied_tokens"]) == ({"4": 1, "9": 1}, 4)
     assert held.buckets(reqs) == [0, 4, 0]
 
 
@@ -71,7 +71,7 @@ def decisions(held: Copies, offered: int, accept_len: int, steps: int) -> list[b
     taken = []
     for _ in range(steps):
         found = torch.tensor([[0, offered]])
-        held.read(StepRecord(16, 1, (Request(),), found=found, rows=[0], accept_lens=[accept_len]))
+        held.read(Finished(16, (Request(),), (), [accept_len]), ([0], found))
         taken.append(bool(held._choices[offered >> 14 & 31]))
     return taken
 
@@ -101,5 +101,5 @@ def test_an_update_of_weights_forgets_what_was_right() -> None:
     held = copies()
     before = held._choices.clone()
     assert not decisions(held, 3 + OTHER_WAS_RIGHT + TAKEN, 3, 40)[-1]
-    held.forget()
+    held.forget("target", None)
     assert held._choices.equal(before) and held.evidence.results == 0

@@ -17,7 +17,7 @@ pytest.importorskip("sglang")
 from sglang_dflash.causes import ENOUGH, FIXES
 from sglang_dflash.features.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.worker.flight import StepRecord
+from sglang_dflash.worker.flight import Finished
 
 pytestmark = pytest.mark.sglang
 
@@ -44,8 +44,7 @@ class Server:
         """Some steps of eight requests."""
         requests = tuple(request(finished) for _ in range(8))
         for _ in range(steps):
-            record = StepRecord(width, 8, requests, accept_lens=[length] * 8)
-            self.judge.count(record, FIXED, broken)
+            self.judge.count(Finished(width, requests, (), [length] * 8), FIXED, broken)
 
     def causes(self) -> list[str]:
         return [cause["cause"] for cause in self.section()["causes"]]
@@ -106,7 +105,7 @@ def test_one_warning_per_cause_and_hour(server: Server) -> None:
 def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffic_fades(server: Server) -> None:
     server.serve(1, width=1)
     server.serve(1, finished=True)
-    copied = StepRecord(16, 2, (request(), request()), accept_lens=[9, 9], buckets=[1, 4])
+    copied = Finished(16, (request(), request()), [1, 4], [9, 9])
     server.judge.count(copied, FIXED, 0)
     assert server.section()["accept_length"] is None
     server.serve(6, RECENT)

@@ -27,10 +27,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.features.ranks import Rounds
+from sglang_dflash.features.ranks import SharedWidth
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
-from sglang_dflash.worker.flight import StepRecord
+from sglang_dflash.worker.flight import Finished, Timed
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.step import ForwardBatches
 from tests.width.traffic import WIDTHS, Machine
@@ -45,10 +45,11 @@ class Rank:
 
     def __init__(self, policy: WidthPolicy, seed: int) -> None:
         self.policy, self.random = policy, Random(seed)
-        self.rounds = Rounds(policy, WIDEST, lambda reqs: [int(req) for req in reqs])  # type: ignore[arg-type]
+        self.width = SharedWidth(WidthPolicy(WIDEST), lambda reqs: [int(req) for req in reqs])  # type: ignore[arg-type]
+        self.width.policy = policy
         self.batch: Any = None
-        self.launched: list[StepRecord] = []
-        self.told: list[StepRecord] = []
+        self.launched: list[Finished] = []
+        self.told: list[Finished] = []
 
     def take_requests(self) -> None:
         requests = [self.random.choice((0, 0, *range(BUCKETS))) for _ in range(self.random.choice((0, 0, 1, 2, 7)))]
@@ -57,18 +58,17 @@ class Rank:
     def launch(self, load: Any) -> int:
         width = self.policy.width(*load)
         if self.batch is not None:
-            record = StepRecord(width, load.batch_size, buckets=self.batch.reqs)
-            record.accept_lens = [self.random.randint(1, width) for _ in self.batch.reqs]
-            record.milliseconds = self.random.uniform(1, 30)  # another one on every rank
-            self.launched.append(record)
+            lens = [self.random.randint(1, width) for _ in self.batch.reqs]
+            times = Timed(load.batch_size, width, self.random.uniform(1, 30))  # another one on every rank
+            timed = [times] if self.random.random() < 0.8 else []
+            self.launched.append(Finished(width, (), self.batch.reqs, lens, timed))
         return width
 
     def process_results(self) -> None:
         """One step late, sometimes two, and then both at once."""
         while len(self.launched) > self.random.randint(0, 2):
-            record = self.launched.pop(0)
-            self.rounds.finished(record, [record] if self.random.random() < 0.8 else [])
-            self.told.append(record)
+            self.told.append(self.launched.pop(0))
+            self.width.read(self.told[-1], None)
 
 
 def batch(requests: list[int], context: list[int]) -> Any:
@@ -81,9 +81,11 @@ def batch(requests: list[int], context: list[int]) -> Any:
 
 
 def gather(group: Sequence[Rank], *, decodes: bool) -> None:
-    rows = torch.stack([rank.rounds.row(rank.batch if decodes else None) for rank in group])
     for rank in group:
-        rank.rounds.gathered(rows)
+        rank.width.batch = rank.batch if decodes else None
+    rows = torch.stack([rank.width.gather() for rank in group])
+    for rank in group:
+        rank.width.gathered(rows)
 
 
 def turn(group: Sequence[Rank]) -> list[int] | None:
@@ -98,7 +100,7 @@ def turn(group: Sequence[Rank]) -> list[int] | None:
         if group[0].random.random() < 0.2:  # without overlap, results are processed before the launch
             for rank in group:
                 rank.process_results()
-        widths = [rank.launch(rank.rounds.load) for rank in group]
+        widths = [rank.launch(rank.width.load) for rank in group]
     for rank in group:
         rank.process_results()
     return widths
@@ -124,7 +126,7 @@ def test_ranks_choose_the_same_widths_and_learn_every_step_once(name: str, numbe
     group[0].policy.observe = observe  # type: ignore[assignment, method-assign]
     found = [widths for _ in range(60) if (widths := turn(group))]
     assert found and all(len(set(widths)) == 1 for widths in found)
-    for _ in range(max(len(rank.rounds._finished) for rank in group) + 1):
+    for _ in range(max(len(rank.width._finished) for rank in group) + 1):
         gather(group, decodes=False)
     assert len({str(rank.policy.describe()) for rank in group}) == 1
     told = [record for rank in group for record in rank.told]
@@ -136,7 +138,7 @@ def test_a_width_is_for_the_largest_batch_and_context_and_the_matches_of_all_req
     group = [Rank(WidthPolicy(WIDEST), 0) for _ in range(3)]
     group[0].batch, group[2].batch = batch([0, 2, 2], [10, 20, 30]), batch([0, 4], [100, 7])
     gather(group, decodes=True)
-    assert {(*rank.rounds.load[:2], *rank.rounds.load.matches) for rank in group} == {(3, 107, 2, 0, 2, 0, 1)}
+    assert {(*rank.width.load[:2], *rank.width.load.matches) for rank in group} == {(3, 107, 2, 0, 2, 0, 1)}
 
 
 FAULTS: dict[str, Callable[[WidthPolicy], Any]] = {
@@ -155,10 +157,10 @@ def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(n
     FAULTS[fault](group[0].policy)
     if fault != "an idle rank chose no width":
         group[0].policy.width(2)
-    rows = torch.stack([rank.rounds.row(None) for rank in group])
+    rows = torch.stack([rank.width.gather() for rank in group])
     for rank in group:
         with pytest.raises(DFlashError, match="width policies of 3 ranks differ"):
-            rank.rounds.gathered(rows)
+            rank.width.gathered(rows)
 
 
 # --- graphs; gathering and idle ranks: tests/serving/test_dp_attention.py

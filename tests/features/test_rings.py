@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +12,13 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.features import window
-from sglang_dflash.features.window import DraftRings, describe_rings, prepare_transfer
-from sglang_dflash.plan.serving import DraftWindow
+from sglang_dflash.features import transfer
+from sglang_dflash.features.transfer import back_up_drafter
+from sglang_dflash.features.window import DraftRings, describe_rings
+from sglang_dflash.plan.serving import DraftWindow, current
 from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
 from sglang_dflash.worker.step import BlockKV
 from sglang_dflash_cpu.layers.pools import CpuKVPool
-from tests.support.configs import serve, serve_builtin
 
 pytestmark = pytest.mark.sglang
 
@@ -180,20 +179,15 @@ def buffers(pool: CpuKVPool) -> list[torch.Tensor]:
     return [*pool.k_buffer, *pool.v_buffer]
 
 
-@pytest.fixture(autouse=True)
-def no_rings() -> Iterator[None]:
-    yield
-    window._transferred = None
-
-
 @pytest.mark.parametrize("page", [1, 16])
-def test_an_item_of_a_row_is_its_ring(page: int) -> None:
+def test_an_item_of_a_row_is_its_ring(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
     rings = rings_of(24, page, by_row=True)
     names = ("types", "data_ptrs", "data_lens", "item_lens", "dim_per_tensor", "conv_shard_groups")
     args: Any = SimpleNamespace(**{f"state_{name}": [] for name in (*names, "slice_outer_counts", "layer_ids")})
     pool = pool_of(rings.slots, page)
-    prepare_transfer("prefill", None, pool, rings)
+    worker = SimpleNamespace(rings=rings, drafter=SimpleNamespace(token_to_kv_pool=pool))
+    monkeypatch.setattr(current, "worker", worker, raising=False)
     describe_rings(None, args)
     assert args.state_types == [StateType.REQUEST_ROW]
     assert args.state_layer_ids == [list(range(len(buffers(pool))))]
@@ -226,7 +220,7 @@ def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
 def test_a_retracted_request_returns_with_the_drafters_context_in_other_slots(ring: bool) -> None:
     rings, allocator = rings_of(24, by_row=True) if ring else None, Allocator()
     pool = pool_of(64 if rings is None else rings.slots)
-    prepare_transfer("decode", allocator, pool, rings)
+    back_up_drafter(allocator, pool, rings)
     left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
     of_drafter = (left, back) if rings is None else (rings.slots_of(1), rings.slots_of(3))
     before = [buffer[of_drafter[0]].clone() for buffer in buffers(pool)]
@@ -249,12 +243,10 @@ def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, o
     assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_our_worker_alone_starts_what_arrives(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch) if ours else serve_builtin(monkeypatch)
-    batch: Any = object()
+def test_what_arrives_is_started() -> None:
     started: list[Any] = []
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(start_transferred=started.append))
+    batch: Any = object()
     for arrived in (None, batch):
-        window.start_transferred(arrived, scheduler, None)
-    assert started == [batch] * ours
+        transfer.start_transferred(arrived, scheduler, None)
+    assert started == [batch]

@@ -102,12 +102,12 @@ def serve(*asked: dict[str, Any]) -> list[str | None]:
         logits.add_(info.logit_bias[:, None])
     seeds = Seeds(Some(req_to_token=pool.req_to_token, device="cpu"), 0)
     seeds.start(batch)
-    seeds.mark(batch)
     block = for_block(info, WIDTH)
     output = Some(next_token_logits=logits.flatten(0, 1))
     drawn = our_sampler()(output, block, False, [], [], positions.flatten())
     assert drawn.shape == (len(reqs) * WIDTH,) and 0 <= int(drawn.min()) <= int(drawn.max()) < VOCAB
-    penalties.count(batch, drawn.view(-1, WIDTH).long(), torch.full((len(reqs),), WIDTH))
+    accepted = Some(out_tokens=drawn.view(-1, WIDTH).long(), accept_lens=torch.full((len(reqs),), WIDTH))
+    penalties.commit(Some(batch=batch, accepted=accepted))
     return refusals
 
 

@@ -1,7 +1,7 @@
 """The contract with SGLang: every name of it that we use, with the parameters that we pass.
 
-Names that we import come from the imports themselves. ``contract.txt`` has what an import cannot show: parameters,
-methods, and the targets of hooks, whose parameters are those that our function takes.
+Names that we import come from the imports themselves, and the targets of hooks from their tables, with the parameters
+that our functions name. ``contract.txt`` has what neither shows: parameters that we pass, and methods that we call.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sglang_dflash
 import sglang_dflash_cpu
+from sglang_dflash import plugin
+from sglang_dflash.upstream.hooks import Hooks
+from sglang_dflash.upstream.launch import HookType
 
 if TYPE_CHECKING:
     from sglang_dflash_cpu.replacements import Replacement
@@ -66,7 +70,28 @@ def _imported() -> Iterator[Symbol]:
                     yield from (Symbol(f"{node.module}.{alias.name}") for alias in node.names)
 
 
-SYMBOLS = {symbol.path: symbol for symbol in (*_imported(), *_table())}
+def tables() -> Iterator[Hooks]:
+    """Every table of hooks of the package."""
+    yield from plugin.tables()
+    for module in pkgutil.walk_packages(sglang_dflash.__path__, "sglang_dflash."):
+        if module.name.split(".")[1] != "check":
+            found = vars(import_module(module.name)).values()
+            yield from (each for each in found if isinstance(each, Hooks))
+
+
+def _hooked() -> Iterator[Symbol]:
+    """The targets of hooks, with the parameters that our functions name; a method's own is named freely."""
+    for table in tables():
+        yield from (Symbol(f"sglang.srt.{path}") for path in table.values)
+        for target, kind, function in table.functions():
+            named = list(inspect.signature(function).parameters.values())[kind is not HookType.BEFORE :]
+            of_class = isinstance(pkgutil.resolve_name(target.rpartition(".")[0]), type)
+            kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            passed = (each.name for each in named[of_class:] if each.kind in kinds)
+            yield Symbol(target, tuple(name for name in passed if not name.startswith("_")))
+
+
+SYMBOLS = {symbol.path: symbol for symbol in (*_imported(), *_table(), *_hooked())}
 
 
 def replaced(row: Replacement) -> Symbol:

@@ -27,10 +27,9 @@ def series(*families: str) -> set[str]:
 
 def test_every_series_of_ours_is_shown() -> None:
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series(OURS)}
-    text = (FILE.parents[2] / "sglang_dflash/features/telemetry.py").read_text()
-    counters = {f"{name}_total" for name in re.findall(r'Counter\(\s*"(\S+)"', text)}
-    others = {f"{OURS}{name}" for name in re.findall(r'(?:gauge|histogram)\(\s*"(\w+)"', text)}
-    assert shown == counters | others
+    text = "".join(file.read_text() for file in (FILE.parents[2] / "sglang_dflash/features").glob("*.py"))
+    made = re.findall(r'series\.(gauge|counter|histogram)\(\s*"(\w+)"', text)
+    assert shown == {f"{OURS}{name}{'_total' if kind == 'counter' else ''}" for kind, name in made}
 
 
 def test_every_query_keeps_to_the_chosen_replicas() -> None:

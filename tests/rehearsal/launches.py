@@ -106,7 +106,7 @@ def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **
     if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
         return original(worker, batch, *args, **kwargs)
     step, watch = Counted("greedy" if batch.sampling_info.is_all_greedy else "sampled"), _Launches()
-    for owner in (batch, batch.spec_info, getattr(worker, "_rings", None)):
+    for owner in (batch, batch.spec_info, worker.rings):
         for name, value in vars(owner).items() if owner is not None else ():
             if name.endswith("_cpu") and isinstance(value, torch.Tensor):
                 watch.of(value, HOST)

@@ -26,9 +26,11 @@ MAY_WAIT: dict[str, str] = {
     "ops/reference/model.py _constant": "once per value",
     "features/trainers.py weights_by_name": "a client's request for weights",
     "features/trainers.py _load_drafter": "a weight update",
-    "features/ranks.py <lambda>": "with SGLang's own row, before a gather that waits",
+    "features/ranks.py append_columns": "with SGLang's own row, before a gather that waits",
+    "features/ranks.py append_absent": "with SGLang's own row, before a gather that waits",
     "features/copies.py __init__": "at the start",
-    "worker/worker.py _build": "at the start",
+    "worker/worker.py _build_stages": "at the start",
+    "worker/worker.py _build_features": "at the start",
 }
 # What a GPU does not run, or not on such tensors: "file function".
 NOT_ON_A_GPU: dict[str, str] = {

@@ -28,7 +28,11 @@ ON_THE_GPU = {
     "sglang_dflash.ops",
 }
 # With the watch, which has pinned memory and copies to the host.
-ON_THE_GPU_WITH_THE_WATCH = {"sglang_dflash.features.copies", "sglang_dflash.worker.flight", "sglang.srt.utils.common"}
+ON_THE_GPU_WITH_THE_WATCH = {
+    "sglang_dflash.features.copies",
+    "sglang_dflash.features.feature",
+    "sglang.srt.utils.common",
+}
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 

@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.features.width import Choice
 from sglang_dflash.worker import debug, flight
-from sglang_dflash.worker.flight import StepRecord, StepTimer
+from sglang_dflash.worker.flight import Finished, Flight, Timed
 
 pytestmark = pytest.mark.sglang
 
@@ -40,30 +41,32 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     return events
 
 
-def started(timer: StepTimer) -> StepRecord:
-    record = StepRecord(16, 2)
-    timer.started(record)
-    return record
+def launch(flight: Flight, width: int) -> None:
+    flight.begin()
+    step: Any = SimpleNamespace(batch=SimpleNamespace(reqs=()), caught_up=width == 2)
+    flight.launched(Choice(width, 2, ()), step, [width])
 
 
 def test_a_step_lasts_until_the_next_one_starts_and_is_read_when_the_device_has_finished(events: Events) -> None:
-    timer = StepTimer("meta")
-    first, second = started(timer), started(timer)
-    assert timer.finished() == []
+    flight = Flight("meta")
+    launch(flight, 1), launch(flight, 2)
+    assert flight.finish([1, 1]) == (Finished(1, (), (), [1, 1]), [1])
     events.done = 2
-    assert timer.finished() == [first] and first.milliseconds == 1
-    timer.interrupted()  # by a prefill
+    flight.interrupt()  # by a prefill
+    finished, kept = flight.finish([2, 1])
+    assert (finished.width, kept, finished.timed) == (2, [2], [Timed(2, 1, 1.0, caught_up=False, tokens=2)])
     events.done = 3
-    third, _ = started(timer), started(timer)
+    launch(flight, 2), launch(flight, 4)
     events.done = 4
-    assert timer.finished() == [third]
-    assert second.milliseconds is None
+    assert flight.finish([2, 2])[0].timed == [Timed(2, 2, 1.0, caught_up=True, tokens=4)]
 
 
 def test_one_step_of_several_is_timed(events: Events) -> None:
-    timer, events.done = StepTimer("meta", every=3), 100
-    records = [started(timer) for _ in range(7)]
-    assert timer.finished() == [records[0], records[3]] and events.recorded == 5
+    flight, events.done = Flight("meta", every=3), 100
+    for width in range(1, 8):
+        launch(flight, width)
+    timed = [each.width for width in range(1, 8) for each in flight.finish([width])[0].timed]
+    assert timed == [1, 4] and events.recorded == 5
 
 
 def test_stages_are_ranges_of_a_profile_and_cost_nothing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ def test_a_prefill_server_captures_no_graphs_of_a_drafter_that_it_never_runs(
         raise Captured(options["capture_decode_cuda_graph"])
 
     server: Any = DFlashWorker.__new__(DFlashWorker)
-    server.plan, server._target, server._drafter = serving_plan(role=role), runner(), runner()
+    server.plan, server._target, server.drafter = serving_plan(role=role), runner(), runner()
     server._draft_worker, server._inject = SimpleNamespace(init_cuda_graphs=capture), Inject.__new__(Inject)
-    monkeypatch.setattr(Inject, "stage", lambda *_: None)
+    monkeypatch.setattr(Inject, "allocate", lambda *_: None)
     monkeypatch.setattr(DFlashWorker, "_drafters_context", lambda _: nullcontext())
     monkeypatch.setattr("sglang_dflash.worker.worker.drafter_has_room", lambda _: True)
     with pytest.raises(Captured, match=str(role != "prefill")):

@@ -75,7 +75,7 @@ class Drafting:
         runner.kv_index_translator = runner.token_to_kv_pool = None
         runner.decode_cuda_graph_runner = graphs
         self.inject = Inject(runner, None, **{"rings": None, **options})
-        self.inject.stage(WIDEST)
+        self.inject.allocate(WIDEST)
         self.free, self.rows = [*range(1, 400)], torch.arange(0)
         self.slots, self.right = list[list[int]](), list[list[float]]()  # of each request, by position
         self.number = 0.0
@@ -111,9 +111,9 @@ class Drafting:
         step.draft_kv = SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: slots))
         step.batch = SimpleNamespace(req_pool_indices=self.rows)
         if width > 1:
-            self.inject.before_draft(step, width)
+            self.inject.before_draft(step)
             graph = next(size for size in (1, 2, 4) if size >= len(self.rows)) * width
-            if self.inject.staged is not None and graph <= len(self.inject.staged):
+            if self.model.staged is not None and graph <= len(self.model.staged):
                 before = self.writes
                 self.model.inject_staged(graph)
                 self.writes = before  # by the forward itself
@@ -154,7 +154,7 @@ def test_the_drafter_reads_every_accepted_token_and_none_of_another_request(opti
         drafting.inject.catch_up()
         drafting.check()
         assert not drafting.inject.catch_up(), "a token was written twice"
-        assert drafting.inject.staged is None or not drafting.inject.staged.slots.any()
+        assert drafting.inject.queue is None or not drafting.inject.queue.slots.any()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_start_runs_every_product_that_sglang_chooses_by_the_number_of_token
 ) -> None:
     monkeypatch.setattr(prewarm, "get_bf16_gemm_backend", lambda: SimpleNamespace(is_cutedsl=lambda: True))
     run: set[int] = set()
-    inject: Any = SimpleNamespace(write=lambda hidden, rows, at, slots: run.add(len(slots)), staged=None)
+    inject: Any = SimpleNamespace(write=lambda hidden, rows, at, slots: run.add(len(slots)), queue=None)
     pool = SimpleNamespace(req_to_token=torch.zeros(1, 1))
     target: Any = SimpleNamespace(req_to_token_pool=pool, max_running_requests=1, dtype=torch.bfloat16)
     prewarm.FirstCalls(serving_plan(), target, inject, lambda bs, width, context: None)._context_kv(inject)

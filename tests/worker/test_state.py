@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.plan import serving
 from sglang_dflash.worker import state
 from sglang_dflash.worker.state import DraftState
 
@@ -65,7 +64,6 @@ def decode(request: OneRequest, steps: Sequence[tuple[int, int]], end: int = 10_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "alloc_for_spec_decode", request.allocate)
         patch.setattr(state, "get_alloc_reserve_per_decode", lambda: 2 * BLOCK)
-        patch.setattr(serving, "plan", object())
         for width, count in steps:
             if request.kv.kv_committed_len >= end or not request.step(width, count):
                 break

@@ -18,7 +18,7 @@ from torch import Tensor
 from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _rank, _write
 
 _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
-_TIMES = "sglang_dflash.worker.flight.StepTimer.finished"
+_TIMES = "sglang_dflash.worker.flight.Flight.times"
 _MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 16: 30.0}  # per step and width: rejected drafts do not pay
 _LIKELY = 0.3
 
@@ -109,10 +109,8 @@ def skew() -> None:
 def skew_times() -> None:
     """Ranks after rank 0 are a hundred times slower."""
 
-    def slow(records: Any, *_: Any) -> Any:
-        for record in records if _rank() else ():
-            record.milliseconds *= 100.0
-        return records
+    def slow(steps: Any, *_: Any) -> Any:
+        return [dataclasses.replace(step, milliseconds=100 * step.milliseconds) for step in steps] if _rank() else steps
 
     _hook("AFTER", _TIMES, slow)
 
@@ -120,10 +118,8 @@ def skew_times() -> None:
 def times() -> None:
     """Steps of a width take the same time."""
 
-    def fix(records: Any, *_: Any) -> Any:
-        for record in records:
-            record.milliseconds = _MILLISECONDS[record.width]
-        return records
+    def fix(steps: Any, *_: Any) -> Any:
+        return [dataclasses.replace(step, milliseconds=_MILLISECONDS[step.width]) for step in steps]
 
     _hook("AFTER", _TIMES, fix)
 

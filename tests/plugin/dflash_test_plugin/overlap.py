@@ -59,12 +59,16 @@ def _watch() -> None:
     install()
     _hook("AROUND", "sglang.srt.managers.scheduler.Scheduler.run_event_loop", watch_scheduler)
     worker = "sglang_dflash.worker."
-    for start in ("worker.DFlashWorker._build", "start.prewarm.FirstCalls.run"):
+    for start in (
+        "worker.DFlashWorker._build_stages",
+        "worker.DFlashWorker._build_features",
+        "start.prewarm.FirstCalls.run",
+    ):
         _hook("AROUND", worker + start, watch_start)
     _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
     _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
     _hook("REPLACE", "sglang_dflash_cpu.platform.DFlashCpuPlatform.is_pin_memory_available", lambda *_: _active)
-    _hook("AROUND", worker + "accept.Accept.before_verify", before_verify)
+    _hook("AROUND", worker + "accept.Accept.drafted", after_draft)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
@@ -130,7 +134,7 @@ def record_stream_each(tensors: Any, stream: Any) -> None:
         tensor.record_stream(stream)
 
 
-def before_verify(original: Callable[..., Any], stage: Any, step: Any) -> None:
+def after_draft(original: Callable[..., Any], stage: Any, step: Any) -> None:
     """SGLang's copy of a block for its grammars has no event where the device is a CPU: record one, as on CUDA."""
     original(stage, step)
     if step.grammar_tree is not None:
