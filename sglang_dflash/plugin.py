@@ -21,8 +21,6 @@ _RESULTS = "srt.managers.scheduler_components.batch_result_processor.SchedulerBa
 _TOKENIZER = "srt.managers.tokenizer_manager.TokenizerManager"
 _TOOLS = "srt.function_call.function_call_parser.FunctionCallParser"
 _TRITON = "srt.layers.attention.triton_backend.TritonAttnBackend"
-_TRAINER = "srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_UPDATER = "srt.model_executor.model_runner_components.weight_updater"
 
 Hooks = dict[str, Callable[..., Any]]  # by target, below ``sglang``
 
@@ -50,9 +48,11 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.features import reports, streams, trainers
+    from sglang_dflash.features import reports, streams
+    from sglang_dflash.features.updates.requests import TOKENIZER_HOOKS
     from sglang_dflash.launch import flags
     from sglang_dflash.launch import resolve as launch
+    from sglang_dflash.upstream import hooks
     from sglang_dflash.upstream.launch import HookRegistry, HookType, register_resolution_hook
 
     HookRegistry.register(CREATE_WORKER, _choose_worker, HookType.AROUND)
@@ -67,8 +67,6 @@ def _register_hooks() -> None:
     around: Hooks = {
         f"{_TOKENIZER}.generate_request": streams.remember,
         "srt.managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": streams.send_once,
-        f"{_TOKENIZER}._update_model_path_info": trainers.keep_target_path,
-        f"{_TOKENIZER}.resume_memory_occupation": trainers.raise_refusal,
         f"{_TOOLS}.parse_stream_chunk": streams.parse,
         "srt.function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": streams.parse,
         "srt.parser.reasoning_parser.ReasoningParser.parse_stream_chunk": streams.parse,
@@ -80,6 +78,7 @@ def _register_hooks() -> None:
         "srt.server_args.ServerArgs.resolved_dict": reports.report_adaptive,
     }
     _register(before, around, after)
+    hooks.register(TOKENIZER_HOOKS)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
     register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
 
@@ -97,7 +96,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
-    from sglang_dflash.features import exact, hidden, pools, ranks, reports, requests, trainers, weights, window
+    from sglang_dflash.features import exact, hidden, pools, ranks, reports, requests, window
     from sglang_dflash.launch import resolve as launch
     from sglang_dflash.launch import takeover
     from sglang_dflash.model import backend
@@ -126,15 +125,8 @@ def _register_scheduler_hooks() -> None:
         f"{_TRITON}.init_forward_metadata_out_graph": exact.prepare,
         f"{_TRITON}.forward_extend": exact.attend,
         "srt.models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_disk": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_tensor": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.update_weights_from_ipc": weights.update_wholly,
-        f"{_UPDATER}.WeightUpdater.load_weights_from_distributed": weights.update_wholly,
-        f"{_UPDATER}._model_load_weights_direct": weights.load_directly,
         f"{_RESULTS}._append_prefill_hidden_states": hidden.own_columns,
         f"{_RESULTS}._append_decode_hidden_states": hidden.own_columns,
-        f"{_TRAINER}.update_weights_from_disk": trainers.update_from_disk,
-        f"{_TRAINER}.resume_memory_occupation": trainers.resume_released,
         "srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats": (
             reports.report_mean_width
         ),
@@ -148,9 +140,6 @@ def _register_scheduler_hooks() -> None:
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
         "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,
-        f"{_TRAINER}._select_runners": trainers.select_runners,
-        f"{_TRAINER}.get_weights_by_name": trainers.weights_by_name,
-        f"{_TRAINER}.record_weight_version_after_update": trainers.report_update,
     }
     _register(before, around, after)
 

@@ -69,7 +69,9 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def tables(plan: ServingPlan) -> Iterator[Hooks]:
     """Return the hooks of the features that a plan has, for a scheduler."""
-    yield from ()
+    from sglang_dflash.features.updates import writes
+
+    yield writes.HOOKS
 
 
 def accept_our_backend() -> None:

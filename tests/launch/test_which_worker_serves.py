@@ -20,7 +20,6 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.features import reports
 from sglang_dflash.features.reports import SERVER_INFO_KEY
 from sglang_dflash.features.requests import refuse_request
-from sglang_dflash.features.trainers import select_runners
 from sglang_dflash.launch import resolve as hooks_launch
 from sglang_dflash.launch import takeover
 from sglang_dflash.plan import serving
@@ -50,7 +49,7 @@ def launched(reason: str | None) -> Any:
     return args
 
 
-def answers() -> tuple[str | None, bool, list[str]]:
+def answers() -> tuple[str | None, bool]:
     params = SimpleNamespace(stop_token_ids=None, custom_params=None)
     request = SimpleNamespace(return_sampling_mask=True, sampling_params=params)
     refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
@@ -61,8 +60,7 @@ def answers() -> tuple[str | None, bool, list[str]]:
     )
     reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
     reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
-    updated = select_runners([("target", None), ("draft", None)], None)
-    return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
+    return refusal, SERVER_INFO_KEY in result.internal_state
 
 
 def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +68,12 @@ def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPat
     from sglang_dflash.worker.worker import DFlashWorker
 
     assert choose(monkeypatch, "context parallelism is used") is int
-    assert answers() == ("SGLang's own answer", False, ["target", "draft"])
+    assert answers() == ("SGLang's own answer", False)
     assert serving.plan is None
     assert choose(monkeypatch, None) is DFlashWorker
-    refusal, shown, updated = answers()
+    refusal, shown = answers()
     assert "return_sampling_mask is not available" in str(refusal)
     assert shown
-    assert updated == ["target"]
-    assert select_runners([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:
