@@ -18,8 +18,6 @@ _GDN = "srt.layers.attention.linear.gdn_backend.GDNAttnBackend"
 _POOLS = "srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _REQUEST = "srt.managers.schedule_batch.Req"
 _RESULTS = "srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
-_TOKENIZER = "srt.managers.tokenizer_manager.TokenizerManager"
-_TOOLS = "srt.function_call.function_call_parser.FunctionCallParser"
 _TRITON = "srt.layers.attention.triton_backend.TritonAttnBackend"
 
 Hooks = dict[str, Callable[..., Any]]  # by target, below ``sglang``
@@ -49,7 +47,7 @@ def is_registered() -> bool:
 
 def _register_hooks() -> None:
     from sglang_dflash.features import reports, streams
-    from sglang_dflash.features.updates.requests import TOKENIZER_HOOKS
+    from sglang_dflash.features.updates import requests as trainers
     from sglang_dflash.launch import flags
     from sglang_dflash.launch import resolve as launch
     from sglang_dflash.upstream import hooks
@@ -61,24 +59,18 @@ def _register_hooks() -> None:
     before: Hooks = {
         f"{_CONFIG}.__init__": launch.override_drafter,
         f"{_CONFIG}._derive_context_length": launch.lift_context,
-        "srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": reports.load_in_tokenizer_workers,
-        f"{_TOOLS}.parse_non_stream": streams.mark_whole,
-    }
-    around: Hooks = {
-        f"{_TOKENIZER}.generate_request": streams.remember,
-        "srt.managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": streams.send_once,
-        f"{_TOOLS}.parse_stream_chunk": streams.parse,
-        "srt.function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": streams.parse,
-        "srt.parser.reasoning_parser.ReasoningParser.parse_stream_chunk": streams.parse,
     }
     after: Hooks = {
-        f"{_TOKENIZER}.init_tokenizer_and_processor": streams.keep_tokenizer,
-        f"{_TOKENIZER}._calculate_spec_decoding_metrics": reports.count_verified_drafts,
         "srt.server_args.ServerArgs.add_cli_args": flags.accept_old_flags,
-        "srt.server_args.ServerArgs.resolved_dict": reports.report_adaptive,
     }
-    _register(before, around, after)
-    hooks.register(TOKENIZER_HOOKS)
+    _register(before, {}, after)
+    for table in (
+        streams.TOKENIZER_HOOKS,
+        streams.DETOKENIZER_HOOKS,
+        reports.TOKENIZER_HOOKS,
+        trainers.TOKENIZER_HOOKS,
+    ):
+        hooks.register(table)
     register_resolution_hook("handle_model_source_paths")(launch.after_model_paths)
     register_resolution_hook("handle_speculative_decoding")(launch.around_speculation)
 
@@ -96,7 +88,7 @@ def _choose_worker(original: Callable[..., type], *args: Any) -> type:
 
 def _register_scheduler_hooks() -> None:
     # their targets import kernels, which would initialise the GPU in other processes
-    from sglang_dflash.features import exact, hidden, pools, ranks, reports, requests, window
+    from sglang_dflash.features import exact, hidden, pools, ranks, window
     from sglang_dflash.launch import resolve as launch
     from sglang_dflash.launch import takeover
     from sglang_dflash.model import backend
@@ -104,17 +96,13 @@ def _register_scheduler_hooks() -> None:
     from sglang_dflash.worker import state
 
     before: Hooks = {
-        "srt.session.session_controller.Session._concat_token_arrays": requests.forget_unseen_tokens,
         f"{_GATHER}.prepare_mlp_sync_batch_raw": ranks.note_batch,
     }
     around: Hooks = {
         f"{_GATHER}.MLPSyncBatchInfo.all_gather": ranks.gather,
-        "srt.speculative.dflash_utils.validate_dflash_request": requests.refuse_request,
         "srt.model_executor.model_runner_components.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": (
             launch.capture_without_drafter
         ),
-        f"{_REQUEST}.update_finish_state": requests.end_at_first_token,
-        "srt.session.streaming_session.StreamingSession.try_cache_finished_req": requests.keep_streaming_turn,
         "srt.managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2": state.tokens_required,
         f"{_POOLS}.config_from_budget": window.charge_rings,
         f"{_POOLS}._build_hybrid_req_pool": replay.build_pool,
@@ -127,19 +115,14 @@ def _register_scheduler_hooks() -> None:
         "srt.models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
         f"{_RESULTS}._append_prefill_hidden_states": hidden.own_columns,
         f"{_RESULTS}._append_decode_hidden_states": hidden.own_columns,
-        "srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats": (
-            reports.report_mean_width
-        ),
     }
     after: Hooks = {
-        "srt.constrained.base_grammar_backend.create_grammar_backend": requests.refuse_without_rollback,
         f"{_REQUEST}._compute_max_prefix_len": window.cap_prefix,
         f"{_TRITON}.__init__": exact.widen,
         f"{_GDN}.__init__": verify.take_projections,
         f"{_TRITON}.shared_read_ends": backend.read_to_the_end,
         "srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch": window.start_transferred,
         "srt.disaggregation.utils.setup_state_kv_args": window.describe_rings,
-        "srt.managers.scheduler.Scheduler.get_internal_state": reports.report_worker,
     }
     _register(before, around, after)
 

@@ -69,9 +69,12 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def tables(plan: ServingPlan) -> Iterator[Hooks]:
     """Return the hooks of the features that a plan has, for a scheduler."""
+    from sglang_dflash.features import reports, requests
     from sglang_dflash.features.updates import writes
 
-    yield writes.HOOKS
+    yield from (requests.HOOKS, reports.HOOKS, writes.HOOKS)
+    if plan.widths is not None:
+        yield reports.WIDTH_HOOKS
 
 
 def accept_our_backend() -> None:
@@ -84,7 +87,7 @@ def our_worker() -> type:
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.backend import BlockAttention
     from sglang_dflash.model.drafter import DFlashDraftModel
-    from sglang_dflash.upstream.worker import Req, add_models, register_attention_backend
+    from sglang_dflash.upstream.worker import add_models, register_attention_backend
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
@@ -92,8 +95,6 @@ def our_worker() -> type:
     accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
-    # under speculation SGLang samples a token even if none is requested; hooks cannot replace a property
-    Req.is_prefill_only = property(lambda req: req.sampling_params.max_new_tokens == 0)
     return DFlashWorker
 
 
