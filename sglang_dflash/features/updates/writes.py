@@ -101,7 +101,7 @@ class WholeUpdater:
         path, load, served = config.model_path, model.load_weights, model.load_weights
         if kwargs.get("load_format") == "direct":  # would bypass load_weights
             kwargs["load_format"], load = None, partial(_model_load_weights_direct, model)
-        refused = list[Refused]()
+        refused: list[Refused] = []
 
         def load_wholly(weights: Weights) -> Any:
             if refused:  # SGLang rolls a failed update back
@@ -109,7 +109,9 @@ class WholeUpdater:
             if not isinstance(weights, Checkpoint):
                 weights = list(weights)
             try:
-                try_to_load(load, weights, is_drafter=config.is_draft_model)
+                skipped = try_to_load(load, weights)
+                if not config.is_draft_model:  # the drafter's loader raises for unknown names
+                    refuse_unknown(skipped)
             except Refused as error:
                 refused.append(error)
                 raise
@@ -145,11 +147,11 @@ class Refused(ValueError):
         super().__init__(f"the weight update was refused, and nothing was written: {problem}")
 
 
-def try_to_load(load: Callable[[Weights], Any], weights: Weights, *, is_drafter: bool) -> None:
-    """Load without writing.
+def try_to_load(load: Callable[[Weights], Any], weights: Weights) -> list[str]:
+    """Load without writing, and return the names of the tensors that the loader skips, if it reads one at a time.
 
     Raises:
-        Refused: the loader raises, or a target's loader skips a tensor that it does not know.
+        Refused: the loader raises.
     """
     reached, read, skipped, mode = "no tensor", 0, list[str](), _WithoutWrites()
 
@@ -166,18 +168,19 @@ def try_to_load(load: Callable[[Weights], Any], weights: Weights, *, is_drafter:
             load(named())
     except Exception as error:  # the models' loaders raise any exception
         raise Refused(f"{type(error).__name__} at {reached}: {error}") from error
-    reads_all_first = mode.copies > 0 and len(skipped) == read
-    # the drafter's loader raises for unknown names
-    if not (is_drafter or reads_all_first) and (unknown := _unknown(skipped)):
-        raise Refused(f"the target has no parameter for {len(unknown)} tensors: {', '.join(unknown[:8])}")
+    return [] if mode.copies and len(skipped) == read else skipped
 
 
-def _unknown(skipped: Sequence[str]) -> list[str]:
-    """Without names in ``_SKIPPED``, other ranks' experts, and what the launch skipped."""
+def refuse_unknown(skipped: Sequence[str]) -> None:
+    """Raise Refused for tensors that the target's loader skips, unless ``_SKIPPED`` names them, they are other ranks'
+    experts, or the launch skipped them."""
     known = (*_SKIPPED, ".experts.") if get_parallel().moe_ep_size > 1 else _SKIPPED
     unknown = [name for name in skipped if not any(part in name for part in known)]
-    launched = ModelFiles(get_server_args().model_path, get_server_args().revision).tensors if unknown else None
-    return [] if launched is None else [name for name in unknown if name not in launched]
+    if unknown:
+        launched = ModelFiles(get_server_args().model_path, get_server_args().revision).tensors or unknown
+        unknown = [name for name in unknown if name not in launched]
+    if unknown:
+        raise Refused(f"the target has no parameter for {len(unknown)} tensors: {', '.join(unknown[:8])}")
 
 
 class _WithoutWrites(TorchDispatchMode):
