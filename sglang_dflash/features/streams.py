@@ -22,14 +22,14 @@ CONTEXT = 6  # preceding tokens that decoding may depend on
 _answer: ContextVar[tuple[Any, dict[str, Any]]] = ContextVar("_answer", default=(None, {}))  # and the tokenizer
 
 
-def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
+def send_once(original: Callable[..., list[str]], manager: Any, recv_obj: Any) -> list[str]:
     """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
 
     SGLang may move the end of sent text back.
     """
     status = manager.decode_status
-    sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status}
-    texts = original(manager, batch)
+    sent = {rid: status[rid].sent_offset for rid in recv_obj.rids if rid in status}
+    texts = original(manager, recv_obj)
     for rid, offset in sent.items():
         if rid in status:
             status[rid].sent_offset = max(offset, status[rid].sent_offset)
@@ -51,7 +51,7 @@ async def remember(
             yield answer
 
 
-def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> Any:
+def parse(original: Callable[..., Any], parser: Any, text: str, /, *tools: Any) -> Any:
     """Hook around each parser's method for streamed text: call it for one token at a time.
 
     Returns the joined results, with consecutive argument deltas of one call merged.

@@ -27,14 +27,14 @@ from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.plan.commands import FOLDER as COMMANDS
-from tests.support.configs import serve_builtin, serving_plan, target
+from tests.support.configs import serving_plan, target
 
 pytestmark = pytest.mark.sglang
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
-    serve_builtin(monkeypatch)
     monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
+    monkeypatch.setattr(takeover, "enter_scheduler", lambda plan: None)
     return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
 
 
@@ -141,7 +141,9 @@ def test_the_cpu_platform_gives_sglang_our_worker_class(reason: str | None, monk
     monkeypatch.setattr(takeover, "current_platform", platform := DFlashCpuPlatform())
     monkeypatch.setattr("sglang.srt.platforms._current_platform", platform)
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: launched(reason))
-    create = inspect.unwrap(SpeculativeAlgorithm.create_worker)
+    create, entered = inspect.unwrap(SpeculativeAlgorithm.create_worker), list[object]()
+    monkeypatch.setattr(takeover, "enter_scheduler", entered.append)
     chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, launched(reason))
     assert (chosen is DFlashWorker) is (reason is None)
+    assert len(entered) == (reason is None), "hooks without our worker"
     assert platform.get_speculative_worker_cls("EAGLE") is None

@@ -110,7 +110,7 @@ def rounds() -> None:
         if is_verify:  # SGLang pads the batch for the other ranks, so nothing is planned for it before
             assert not forward_batch.forward_metadata_ready and forward_batch.global_num_tokens_cpu is not None
 
-    _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker._choose_width", record)
+    _hook("AFTER", "sglang_dflash.features.width.Width.choose", record)
     _hook("BEFORE", FORWARD, draft)
     _hook("BEFORE", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", verify)
 
@@ -125,7 +125,7 @@ def history() -> None:
 
     def compare(worker: Any, batch: Any, *_: Any) -> None:
         nonlocal compared
-        copies, most = worker._copies, worker.plan.block
+        copies, most = worker._features[0], worker.plan.block
         for row, req, length in zip(batch.req_pool_indices.tolist(), batch.reqs, batch.seq_lens.tolist(), strict=True):
             tokens = np.concatenate([np.array(ids, dtype=np.int64) for ids in (req.origin_input_ids, req.output_ids)])
             known = np.where((tokens >= 0) & (tokens < copies._vocabulary), tokens, -1)[: length + 1]
@@ -171,7 +171,7 @@ def pools() -> None:
             # A row has its ring of the drafter's K/V and its records of a block.
             "rows": requests.size - requests.available_size(),
             "locked in the prefix cache": cache.full_protected_size() + cache.mamba_protected_size(),
-            "steps without counts": len(scheduler.draft_worker._in_flight),
+            "steps without counts": len(scheduler.draft_worker._flight._steps),
         }
         return result
 
@@ -186,6 +186,8 @@ def acceptance() -> None:
     """
 
     def record_and_refuse(_: None, copies: Any, step: Any) -> None:
+        if step.width == 1:
+            return
         rows = copies.found[step.batch.req_pool_indices, 0].tolist()
         starts, blocks = step.batch.seq_lens.tolist(), step.tokens.tolist()
         for req, start, block, key in zip(step.batch.reqs, starts, blocks, rows, strict=True):
@@ -193,4 +195,4 @@ def acceptance() -> None:
         step.tokens[:, 1] = int(os.environ["SGLANG_DFLASH_TEST_REFUSED"])  # a token that the target never chooses
 
     _hook("AFTER", "sglang_dflash.width.policy.RandomWidth.width", lambda *_: int((FOLDER / "width").read_text()))
-    _hook("AFTER", "sglang_dflash.features.copies.Copies.offer", record_and_refuse)
+    _hook("AFTER", "sglang_dflash.features.copies.Copies.drafted", record_and_refuse)
