@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import entry_points
 from shlex import join
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.check import user_errors
-from sglang_dflash.check.advice import Load
 from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
 from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
@@ -24,7 +22,7 @@ from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.published import card_of_drafter
-from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
+from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
@@ -42,7 +40,6 @@ SUMMARIES = {
 LAB = ("bench", "report", "pairs")  # of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
-_COLOUR = {"ok": "green", "note": "blue", "warn": "yellow", "error": "red"}
 
 
 class Commands(TyperGroup):
@@ -106,7 +103,7 @@ def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
     drafter: Annotated[
-        str | None, typer.Argument(help="Drafter: directory or hub id; without one, blocks are copied.")
+        str | None, typer.Argument(help="Drafter: directory or hub id. A target can be served without one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
@@ -120,12 +117,6 @@ def check(
     users: Annotated[
         int | None, typer.Option(min=1, help="Concurrent requests: name the block that the drafter's card had fastest.")
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer: find flags that serve all users.")
-    ] = None,
-    conversations: Annotated[
-        int, typer.Option(min=0, help="Contexts to keep in the prefix cache, including running requests.")
-    ] = 0,
 ) -> None:
     """Check a pair and server flags before starting a server: compatibility, memory and flags.
 
@@ -134,35 +125,21 @@ def check(
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
-    if context is not None and users is None:
-        raise typer.BadParameter("--context needs --users")
-    load = Load(users, context, conversations) if users and context else None
     if drafter is not None and drafter.startswith("-"):  # a flag of the server
         flags.args.insert(0, drafter)
         drafter = None
-    found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
-    if users and drafter and found.plan is not None:
-        found = replace(found, findings=[*found.findings, *_fastest_block(drafter, users)])
-    levels = {finding.level for finding in found.findings}
-    exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
+    report, device = _report(target, drafter, flags.args, memory_gib, gpu)
+    if users and drafter and report.plan is not None:
+        report.findings.extend(_fastest_block(drafter, users))
     if as_json:
-        typer.echo(json.dumps(to_json(found, exit_code), indent=2))
+        typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         # no table: paths and flags stay whole
-        models = f"{target} + {drafter or 'copies alone'}"
-        command = _start_command(target, drafter, flags.args)
-        for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
+        models = " + ".join(filter(None, [target, drafter]))
+        title = models if device is None else f"{models} on {device.name}"
+        for line in report.lines(title, _start_command(target, drafter, flags.args), verbose=verbose):
             typer.echo(line)
-        if verbose:
-            typer.echo("\nChecks")
-            for finding in found.findings:
-                level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
-                typer.echo(f"{level}{finding.about}: {finding.value}")
-                if finding.level != "ok":
-                    typer.echo(f"      expected: {finding.expected}\n      fix: {finding.remedy}")
-            for line in plan_lines(found):
-                typer.echo(line)
-    raise typer.Exit(exit_code)
+    raise typer.Exit(report.exit_code)
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
@@ -185,27 +162,28 @@ def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
 
 
-def _problem_of_this(machine: Device) -> DFlashError | None:
-    if machine.is_local:  # if the driver does not respond, torch would hang too
-        return why_no_accelerator(machine.name) if machine.memory else None
-    cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
-    return None if cpu_platform else why_no_accelerator(None)
-
-
 def _report(
-    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
+    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None
 ) -> tuple[Report, Device | None]:
     try:
         modern, notes = modernise_argv(flags)
         settings, unread = parse(modern, target=target, drafter=drafter)
-        machine = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
+        device = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
         return Report([Finding.of(raised, "flags")]), None
-    found = preflight(settings, machine, load)
     read = [note(each, about="old flag") for each in notes]
-    if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_of_this(machine)):
+    if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_here(device)):
         read.append(Finding.of(problem, "this machine (--gpu checks another)"))
-    return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
+    report = preflight(settings, device)
+    report.findings[:0] = [*read, *check_unread(unread)]
+    return report, device
+
+
+def _problem_here(device: Device) -> DFlashError | None:
+    if device.is_local:  # if the driver does not respond, torch would hang too
+        return why_no_accelerator(device.name) if device.memory else None
+    cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
+    return None if cpu_platform else why_no_accelerator(None)
 
 
 @app.command(short_help=SUMMARIES["version"])

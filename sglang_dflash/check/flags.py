@@ -109,13 +109,13 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
         )
 
 
-def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
+def check_linear_backends(settings: Settings, device: Device, cuda: str | None) -> Iterator[Finding]:
     """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
-        yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
+    if (flag := settings.flashinfer_states(device)) is not None and settings.mamba_ssm_dtype != "bfloat16":
+        yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, device), about="recurrent state's dtype")
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
-    if machine.is_blackwell and prefill == "flashinfer":
-        yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
+    if device.is_blackwell and prefill == "flashinfer":
+        yield replace(_cuda_13(cuda if device.is_local else None), about="torch's CUDA")
 
 
 # stored quantisation -> other valid --quantization (SGLang's ``ModelConfig._verify_quantization``)
@@ -130,7 +130,7 @@ _READ_AS = {
 _REQUANTISES = {"quark_mxfp4"}
 
 
-def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Finding]:
+def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:
     flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
     if flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
         yield error(
@@ -147,11 +147,11 @@ def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Fin
             about="torch.compile",
         )
     fraction = settings.mem_fraction_static or 0
-    highest = highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
-    least = (1 - highest) * (1 if machine.is_unified else _LEAST_LEFT)
-    if machine.memory and 1 - fraction < least:
-        kind = "unified memory, which the host's programs share" if machine.is_unified else "device memory"
-        left = size(int(machine.memory * (1 - fraction))) or "nothing"
+    highest = highest_fraction(device, settings, count(pair.text, "vocab_size", 0))
+    least = (1 - highest) * (1 if device.is_unified else _LEAST_LEFT)
+    if device.memory and 1 - fraction < least:
+        kind = "unified memory, which the host's programs share" if device.is_unified else "device memory"
+        left = size(int(device.memory * (1 - fraction))) or "nothing"
         yield warn(
             f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
             expected=f"at most {highest}, by SGLang's estimate for this card and prefill chunk",
@@ -160,8 +160,8 @@ def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Fin
         )
 
 
-def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
-    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
+def _bfloat16_states(flag: str, dtype: str | None, device: Device) -> Finding:
+    value = f"{flag} flashinfer on {device.name} needs recurrent states in bfloat16"
     if dtype is not None:
         return error(
             f"{value}, and --mamba-ssm-dtype is {dtype}",

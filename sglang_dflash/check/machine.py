@@ -1,4 +1,4 @@
-"""The machine that serves a pair."""
+"""The device that serves a pair."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ GPUS = {
 }
 
 
-def highest_fraction(machine: Device, settings: Settings, vocab: int) -> float:
+def highest_fraction(device: Device, settings: Settings, vocab: int) -> float:
     """Return the largest proposed share of device memory for weights and pools; ``vocab``: tokens of the target.
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
     Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
     estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough.
     """
-    if machine.is_unified or not machine.memory:
-        return 0.8 if machine.is_unified else 0.9
-    gib = machine.memory // GIB
+    if device.is_unified or not device.memory:
+        return 0.8 if device.is_unified else 0.9
+    gib = device.memory // GIB
     chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
     chunk = max(settings.chunked_prefill_size or chunk, 2048)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
     logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
-    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / machine.memory
+    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / device.memory
     return min(0.9, max(0.0, math.floor(100 * share) / 100))
 
 
@@ -90,7 +90,7 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Device:
-    """Return the machine that a command line names; DFlashError for an unknown GPU or an invalid size.
+    """Return the device that a command line names; DFlashError for an unknown GPU or an invalid size.
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.

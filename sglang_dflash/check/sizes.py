@@ -40,16 +40,16 @@ class StateBytes:
     def slot(self) -> int:
         return self.recurrent + self.conv
 
-    def windows(self, block: int) -> int:
+    def columns(self, block: int) -> int:
         return self.conv + (block - 1) * self.conv_column
 
     def snapshots(self, block: int) -> int:
         """Scratch, if the state after every position is kept."""
-        return block * self.recurrent + self.windows(block)
+        return block * self.recurrent + self.columns(block)
 
     def records(self, block: int, ring: int) -> int:
         """Scratch, if what every token wrote is kept in a ring of ``ring`` positions."""
-        return ring * self.record + self.windows(block)
+        return ring * self.record + self.columns(block)
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: float, tp_size: int) -> int:
@@ -83,7 +83,7 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: 
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:
-    return max(1, heads // tp_size)  # ranks beyond the number of KV heads hold copies
+    return max(1, heads // tp_size)  # ranks beyond the number of KV heads repeat them
 
 
 def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
