@@ -37,17 +37,19 @@ class Advice:
 
 def more_requests(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> list[Advice]:
     """Return the mildest value of each flag that lets all requests run, or else the most."""
-    served = memory.served
-    advice, wanted = list[Advice](), served.sizing.max_running
+    served, advice = memory.served, list[Advice]()
+    wanted = served.sizing.max_running
+    if served.running >= wanted:
+        return advice
     for name, values in _changes(settings, memory):
-        changed = (replace(settings, **{name: value}) for value in values)
-        tried: Iterator[Pools] = (_pools(each, device, pair, memory) for each in changed)
+        tried = [_pools(replace(settings, **{name: value}), device, pair, memory) for value in values]
         if name == _RATIO:  # K/V for one full context must remain
-            tried = takewhile(lambda pools: pools.tokens >= min(pools.sizing.context, served.tokens), tried)
-        index, pools = _most_requests([*tried])
-        if served.running < wanted and pools.running >= min(wanted, _CLEAR_GAIN * served.running + 1):
-            flag, price = f"{flag_of(name)} {values[index]}", _PRICES.get(name, "")
-            advice.append(Advice(flag, pools.running, pools.tokens, pools.prefixes, price))
+            tried = [*takewhile(lambda pools: pools.tokens >= min(pools.sizing.context, served.tokens), tried)]
+        running = [pools.requests_of(TOKENS_PER_REQUEST) for pools in tried]
+        index = running.index(max(running))
+        if (best := tried[index]).running >= min(wanted, _CLEAR_GAIN * served.running + 1):
+            flag = f"{flag_of(name)} {values[index]}"
+            advice.append(Advice(flag, best.running, best.tokens, best.prefixes, _PRICES.get(name, "")))
     return advice
 
 
@@ -77,12 +79,5 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
 
 
 def _pools(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Pools:
-    static = (device.memory or 0) * (settings.mem_fraction_static or memory.fraction)
+    static = int((device.memory or 0) * (settings.mem_fraction_static or memory.fraction))
     return divide(settings, sizing_of(settings, device, pair), static)[0]
-
-
-def _most_requests(tried: Sequence[Pools]) -> tuple[int, Pools]:
-    """Return the first with most requests that have K/V for a long answer, and its index."""
-    running = [pools.requests_of(TOKENS_PER_REQUEST) for pools in tried]
-    index = running.index(max(running))
-    return index, tried[index]

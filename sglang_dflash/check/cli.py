@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import entry_points
+from operator import itemgetter
 from shlex import join
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.check import user_errors
@@ -19,13 +20,14 @@ from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
 from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
-from sglang_dflash.check.flags import check_unread, parse
+from sglang_dflash.check.flags import check_unread, pair_arguments, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.published import card_of_drafter
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
+from sglang_dflash.plan.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
 SUMMARIES = {
@@ -42,42 +44,7 @@ OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 
 
-class Commands(TyperGroup):
-    def list_commands(self, context: Any) -> list[str]:
-        found = super().list_commands(context)
-        return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
-
-
-async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
-    async with Client(url, key) as client:
-        return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
-
-
-def diagnose(
-    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
-    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
-    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
-
-    Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
-    verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
-    address.
-
-    Example: sglang-dflash diagnose http://127.0.0.1:30000
-    """
-    with user_errors():
-        report = asyncio.run(_diagnose(url, api_key, max_tokens, context, seconds, as_json))
-        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
-    raise typer.Exit(1 if report.verdict else 0)
-
-
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-for command in (diagnose, doctor):
-    app.command(short_help=SUMMARIES[command.__name__])(command)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def print_version(asked: bool) -> None:
@@ -130,33 +97,30 @@ def check(
         drafter = None
     report, device = _report(target, drafter, flags.args, memory_gib, gpu)
     if users and drafter and report.plan is not None:
-        report.findings.extend(_fastest_block(drafter, users))
+        report = replace(report, findings=[*report.findings, *_fastest_block(drafter, users)])
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         # no table: paths and flags stay whole
         models = " + ".join(filter(None, [target, drafter]))
         title = models if device is None else f"{models} on {device.name}"
-        for line in report.lines(title, _start_command(target, drafter, flags.args), verbose=verbose):
-            typer.echo(line)
+        command = _start_command(target, drafter, flags.args)
+        typer.echo("\n".join(report.lines(title, command, verbose=verbose)))
     raise typer.Exit(report.exit_code)
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
-    card, speeds = card_of_drafter(drafter), defaultdict[str, dict[int, float]](dict)
-    for row in card["speed"] if card else ():
-        if (row["arm"], row["concurrency"]) == ("dflash", users):
-            speeds[row["task"]][row["block"]] = row["tokens_per_s"]
-    fastest = Counter(max(each, key=each.__getitem__) for each in speeds.values() if len(each) > 1)
-    if card and fastest:
-        won = ", ".join(f"block {block} in {n} of {fastest.total()} tasks" for block, n in fastest.most_common())
-        yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
+    card = card_of_drafter(drafter)
+    rows = [row for row in card["speed"] if (row["arm"], row["concurrency"]) == ("dflash", users)] if card else []
+    fastest = {row["task"]: row["block"] for row in sorted(rows, key=itemgetter("tokens_per_s"))}
+    if card and len({row["block"] for row in rows}) > 1:
+        won = Counter(fastest.values()).most_common()
+        named = ", ".join(f"block {block} in {n} of {len(fastest)} tasks" for block, n in won)
+        yield note(f"fastest with {users} users on {card['drafter']}'s card: {named}", about="block size")
 
 
 def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
-    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH"}
-    if drafter is not None:
-        pair["--speculative-draft-model-path"] = drafter
+    pair = {flag_of(name): value for name, value in pair_arguments(target, drafter).items()}
     given = [word.partition("=")[0] for word in flags if word.startswith("--")]  # SGLang accepts abbreviated flags
     own = [word for flag, value in pair.items() if not any(map(flag.startswith, given)) for word in (flag, value)]
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
@@ -175,8 +139,7 @@ def _report(
     if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_here(device)):
         read.append(Finding.of(problem, "this machine (--gpu checks another)"))
     report = preflight(settings, device)
-    report.findings[:0] = [*read, *check_unread(unread)]
-    return report, device
+    return replace(report, findings=[*read, *check_unread(unread), *report.findings]), device
 
 
 def _problem_here(device: Device) -> DFlashError | None:
@@ -184,6 +147,37 @@ def _problem_here(device: Device) -> DFlashError | None:
         return why_no_accelerator(device.name) if device.memory else None
     cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
     return None if cpu_platform else why_no_accelerator(None)
+
+
+app.command(short_help=SUMMARIES["doctor"])(doctor)
+
+
+async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
+    async with Client(url, key) as client:
+        return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
+
+
+@app.command(short_help=SUMMARIES["diagnose"])
+def diagnose(
+    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
+
+    Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
+    verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
+    address.
+
+    Example: sglang-dflash diagnose http://127.0.0.1:30000
+    """
+    with user_errors():
+        report = asyncio.run(_diagnose(url, api_key, max_tokens, context, seconds, as_json))
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+    raise typer.Exit(1 if report.verdict else 0)
 
 
 @app.command(short_help=SUMMARIES["version"])

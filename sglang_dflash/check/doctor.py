@@ -41,10 +41,6 @@ class Part:
     installed: str | None
     tested: tuple[str, ...] = ()
 
-    @property
-    def is_untested(self) -> bool:
-        return self.installed is not None and self.installed.partition("+")[0] not in self.tested
-
 
 @dataclass(frozen=True)
 class Report:
@@ -62,7 +58,8 @@ class Report:
     @property
     def untested(self) -> list[str]:
         gpu = [self.device.name] if self.device.kind == "gpu" else []
-        return gpu + [f"{part.name} {part.installed}" for part in self.parts if part.is_untested]
+        installed = ((part, part.installed.partition("+")[0]) for part in self.parts if part.installed)
+        return gpu + [f"{part.name} {part.installed}" for part, release in installed if release not in part.tested]
 
     def as_json(self) -> dict[str, Any]:
         error = self.problem
@@ -80,13 +77,12 @@ class Report:
             yield f"Fix: {self.problem.remedy}."
         if self.untested:
             yield f"Untested: {', '.join(self.untested)}."
-        yield f"\n{'worker':12}{self.worker}"
         memory = f", {size(self.device.memory)}" if self.device.memory else ""
-        yield f"{'device':12}{self.device.name}{memory}"
-        for part in self.parts:
-            yield f"{part.name:12}{part.installed or 'none'}"
-        yield f"{'folder':12}{__path__[0]}"
-        yield from (f"{'plugin':12}{plugin}" for plugin in _other_plugins())
+        facts = {"worker": self.worker, "device": f"{self.device.name}{memory}"}
+        facts |= {part.name: part.installed or "none" for part in self.parts}
+        facts |= {"folder": __path__[0], "plugins": "; ".join(_other_plugins()) or "none"}
+        yield ""
+        yield from (f"{name:12}{value}" for name, value in facts.items())
         if verbose:
             yield "\nPatched in SGLang here; a scheduler adds what its plan needs (launch/takeover.py: tables)"
             yield from self.patched

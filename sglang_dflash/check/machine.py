@@ -100,16 +100,10 @@ def asked_about(
     if gpu is not None and gpu.lower() not in GPUS:
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
         raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
-    if memory_gib is not None:
-        if not 0 < memory_gib < _MAX_GIB:
-            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
-        if gpu is not None:
-            asked, name = GPUS[gpu.lower()], gpu
-        else:
-            asked, name = (CPU, "CPU") if device == "cpu" else (GPUS["h100"], "GPU (sm_90 assumed)")
-        return replace(asked, name=f"a {name} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
-    if gpu is not None:
-        return GPUS[gpu.lower()]
-    if device == "cpu":
-        return CPU
-    return find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
+    named = GPUS.get((gpu or "").lower(), CPU if device == "cpu" else None)
+    if memory_gib is None:
+        return named or find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
+    if not 0 < memory_gib < _MAX_GIB:
+        raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
+    name = f"a {gpu or ('CPU' if named else 'GPU (sm_90 assumed)')} with {memory_gib:g} GiB"
+    return replace(named or GPUS["h100"], name=name, memory=int(memory_gib * GIB))

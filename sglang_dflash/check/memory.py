@@ -107,16 +107,14 @@ def _request_states(
     conv = settings.conv_dtype_variable or ("bfloat16" if device.kind == "gpu" else activations)
     dtypes = {"recurrent_bytes": dtype_bytes(pair.state_dtype(settings, device)), "conv_bytes": dtype_bytes(conv)}
     state = state_bytes(pair.text, **dtypes, tp_size=settings.sharing)
-    if settings.disaggregation_mode == "prefill" and not (
-        # SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
-        settings.enable_pd_role_switch or settings.enable_unified_memory
-    ):
+    # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
+    may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
+    if settings.disaggregation_mode == "prefill" and not may_verify:
         return RequestState(state.slot), RequestState(state.slot)
-    ring = max(settings.linear_replayssm_cache_len, ring_length(block))
-    return (
-        RequestState(state.slot, state.snapshots(block)),
-        RequestState(state.slot, state.records(block, ring), ring * state.record),
-    )
+    # a verify keeps the state after every position, or what every token wrote in a ring
+    kept, columns = block * state.recurrent, state.columns(block)
+    written = max(settings.linear_replayssm_cache_len, ring_length(block)) * state.record
+    return RequestState(state.slot, kept + columns), RequestState(state.slot, written + columns, written)
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
@@ -162,7 +160,6 @@ def _stated_size(files: ModelFiles) -> int:
 
 
 def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
-    held = (
-        math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
-    )
-    return int(sum(held) * dtype_bytes(dtype))
+    shapes = expected_shapes(drafter).items()
+    held = sum(math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in shapes)
+    return int(held * dtype_bytes(dtype))

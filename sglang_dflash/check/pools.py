@@ -84,34 +84,27 @@ class Pools:
         return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
-    def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools with padding, as in ``memory_bytes`` of ``/server_info``."""
-        sizing, rows, draft_slots = self.sizing, self.held + 1, self.tokens + self.sizing.page
-        if sizing.ring is not None:
+    def units(self) -> dict[str, tuple[int, int, str]]:
+        """Number, bytes and name of the units of each pool, padding included."""
+        sizing, rows, kv = self.sizing, self.held + 1, self.tokens + self.sizing.page if self.tokens else 0
+        draft_kv = kv
+        if kv and sizing.ring is not None:
             padding = sizing.page if sizing.in_transfer is None else 0
-            draft_slots = rings(self.running, sizing.in_transfer) * sizing.ring + padding
+            draft_kv = rings(self.running, sizing.in_transfer) * sizing.ring + padding
         return {
-            "target_weights": sizing.target_weights,
-            "drafter_weights": sizing.drafter_weights,
-            "target_kv": (self.tokens + sizing.page) * sizing.target_kv if self.tokens else 0,
-            "draft_kv": draft_slots * sizing.draft_kv if self.tokens else 0,
-            "states": (self.state_slots + 1) * self.state.slot,
-            "scratch": rows * self.state.scratch,
-            "history": rows * self.history,
+            "target_weights": (1, sizing.target_weights, "rank"),
+            "drafter_weights": (1, sizing.drafter_weights, "rank"),
+            "target_kv": (kv, sizing.target_kv, "token"),
+            "draft_kv": (draft_kv, sizing.draft_kv, "token"),
+            "states": (self.state_slots + 1, self.state.slot, "state"),
+            "scratch": (rows, self.state.scratch, "request"),
+            "history": (rows, self.history, "request"),
         }
 
     @property
-    def units(self) -> dict[str, tuple[int, str]]:
-        """Bytes per token or per request, by pool."""
-        sizing, state = self.sizing, self.state
-        ring = None if sizing.ring is None else (sizing.ring * sizing.draft_kv, "request")
-        return {
-            "target_kv": (sizing.target_kv, "token"),
-            "draft_kv": ring or (sizing.draft_kv, "token"),
-            "states": (sizing.slots_per_request * state.slot, "request"),
-            "scratch": (state.scratch, "request"),
-            "history": (self.history, "request"),
-        }
+    def bytes(self) -> dict[str, int]:
+        """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
+        return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
     def requests_of(self, tokens: int) -> int:
         return min(self.running, self.tokens // min(tokens, self.sizing.context))

@@ -67,9 +67,12 @@ class Report:
             "other": self.memory.other and _pools_json(self.memory.other),
             "advice": [asdict(each) for each in self.advice],
         }
-        findings = [asdict(finding) for finding in self.findings]
-        plan = self.plan and self.plan.describe()
-        return {"findings": findings, "plan": plan, "memory": memory, "exit_code": self.exit_code}
+        return {
+            "findings": [asdict(finding) for finding in self.findings],
+            "plan": self.plan and self.plan.describe(),
+            "memory": memory,
+            "exit_code": self.exit_code,
+        }
 
     def lines(self, title: str, command: str, *, verbose: bool) -> Iterator[str]:
         yield f"{title:{TITLE}} {self.verdict}"
@@ -107,10 +110,8 @@ class Report:
         if verbose and finding.expected:
             yield f"      Expected: {finding.expected}"
         if finding.about == _RUNNING and self.advice:
-            rows = [(each.flag, f"{each.running:,} requests", f"{each.tokens:,} tokens") for each in self.advice]
-            flag, requests, tokens = (max(map(len, column)) for column in zip(*rows, strict=True))
-            for row, each in zip(rows, self.advice, strict=True):
-                columns = f"{row[0]:{flag}}   {row[1]:>{requests}}   {row[2]:>{tokens}}   {each.price}"
+            for each in self.advice:
+                columns = f"{each.flag:48} {each.running:>4,} requests {each.tokens:>11,} tokens   {each.price}"
                 yield f"      {columns}".rstrip()
         elif finding.remedy and (verbose or finding.level != "note"):
             yield f"      Fix: {finding.remedy}"
@@ -121,24 +122,16 @@ class Report:
             yield "Plan", self.plan.describe().items()
         if self.memory is not None:
             static = f", {size(self.memory.static_bytes)} static" if self.memory.static_bytes else ""
-            yield f"Memory of one rank ({self.memory.device}{static})", _memory_rows(self.memory)
+            yield f"Memory of one rank ({self.memory.device}{static})", _memory_rows(self.memory.served)
 
 
-def _memory_rows(memory: MemoryTable) -> Iterator[tuple[str, object]]:
-    pools, other = memory.served, memory.other
-    for pool, whole in pools.bytes.items():
-        each, unit = pools.units.get(pool, (0, ""))
-        parts = ([size(whole)] if whole and (pools.tokens or not unit) else []) + (
-            [f"({size(each)} per {unit})"] if each else []
-        )
-        if parts:
-            yield pool.replace("_", " "), " ".join(parts)
+def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
+    for pool, (number, each, unit) in pools.units.items():
+        if each:
+            per_unit = f"{size(each)} per {unit}"
+            yield pool.replace("_", " "), f"{size(number * each):10} ({per_unit})" if number > 1 else per_unit
     if pools.tokens:
         yield "sum", size(sum(pools.bytes.values()))
-        yield f"requests at once, of {pools.sizing.max_running}", f"{pools.running}, capped by {pools.capped_by}"
-    if other is not None and memory.static_bytes:
-        how = "replayed" if other.replay else "kept"
-        yield f"if states were {how}", f"{other.running} requests at once, {other.tokens:,} tokens of K/V"
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
@@ -157,9 +150,11 @@ def preflight(settings: Settings, device: Device) -> Report:
             findings += check_flags(settings, pair, device)
             if pair.kind or any(finding.level == "error" for finding in findings):
                 return Report(findings)
-        findings.append(replace(_worker(settings, pair, device), about="worker"))
-        if findings[-1].level != "ok":
-            return Report(findings)
+        if reason := reason_for_builtin(settings, pair, device):
+            value, expected = f"SGLang's own worker serves: {reason}", "arguments that this package's worker serves"
+            remedy = "none to serve it; memory is not checked for SGLang's own worker"
+            return Report([*findings, warn(value, expected=expected, remedy=remedy, about="worker")])
+        findings.append(ok("sglang-dflash", about="worker"))
         plan = decide(settings, pair, device, hybrid=pair.hybrid)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, "configuration")])
@@ -173,17 +168,6 @@ def preflight(settings: Settings, device: Device) -> Report:
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     findings += _sizes(settings, memory)
     return Report(findings, plan, memory, more_requests(settings, device, pair, memory))
-
-
-def _worker(settings: Settings, pair: Pair, device: Device) -> Finding:
-    reason = reason_for_builtin(settings, pair, device)
-    if reason is None:
-        return ok("sglang-dflash")
-    return warn(
-        f"SGLang's own worker serves: {reason}",
-        expected="arguments that this package's worker serves",
-        remedy="none to serve it; memory is not checked for SGLang's own worker",
-    )
 
 
 def _sizes(settings: Settings, memory: MemoryTable) -> Iterator[Finding]:
@@ -231,14 +215,13 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
 
 
 def _tokens(pools: Pools) -> Finding:
-    least, fits = min(MIN_LENGTH, pools.sizing.context), pools.requests_of(MIN_LENGTH)
+    least, long = min(MIN_LENGTH, pools.sizing.context), max(1, pools.requests_of(TOKENS_PER_REQUEST))
     if not pools.running or pools.tokens >= least * pools.running:
         return ok(_lengths(pools))
     return warn(
         f"{pools.tokens // pools.running:,} tokens of K/V per request: {_lengths(pools)}",
         expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
-        remedy=f"set --max-running-requests {max(1, pools.requests_of(TOKENS_PER_REQUEST))}"
-        + ("" if fits else ", more GPUs (--tp-size) or a quantised target"),
+        remedy=f"set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
     )
 
 
