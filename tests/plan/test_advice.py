@@ -71,3 +71,13 @@ def test_all_requests_run_without_a_ratio() -> None:
     assert chosen.other is not None and (chosen.served.running, chosen.other.running) == (48, 7)
     assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
     assert advised(*short)["--mamba-full-memory-ratio 0.9"][0] == 48
+
+
+def test_advice_to_groups_of_ranks_is_for_all_of_them() -> None:
+    flags = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--enable-dp-lm-head")
+    few = ("--max-mamba-cache-size", "40")
+    advice = advised(*flags, *few)
+    assert advice["--max-mamba-cache-size 240"][0] == 24
+    for flag, expected in advice.items():
+        served = memory(*flags, *few, *flag.split()).served
+        assert (served.running, served.tokens) == expected, flag
