@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
+from operator import itemgetter
 from shlex import join
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from sglang_dflash import __version__
 from sglang_dflash.check import user_errors
-from sglang_dflash.check.advice import Load
 from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
 from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
-from sglang_dflash.check.flags import check_unread, parse
+from sglang_dflash.check.flags import check_unread, pair_arguments, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.published import card_of_drafter
-from sglang_dflash.check.report import Report, plan_lines, preflight, summary, to_json
+from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
+from sglang_dflash.plan.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
 SUMMARIES = {
@@ -42,45 +42,9 @@ SUMMARIES = {
 LAB = ("bench", "report", "pairs")  # of sglang-dflash-lab
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
-_COLOUR = {"ok": "green", "note": "blue", "warn": "yellow", "error": "red"}
 
 
-class Commands(TyperGroup):
-    def list_commands(self, context: Any) -> list[str]:
-        found = super().list_commands(context)
-        return sorted(found, key=lambda name: [*SUMMARIES, name].index(name))
-
-
-async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
-    async with Client(url, key) as client:
-        return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
-
-
-def diagnose(
-    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
-    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
-    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
-
-    Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
-    verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
-    address.
-
-    Example: sglang-dflash diagnose http://127.0.0.1:30000
-    """
-    with user_errors():
-        report = asyncio.run(_diagnose(url, api_key, max_tokens, context, seconds, as_json))
-        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
-    raise typer.Exit(1 if report.verdict else 0)
-
-
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-for command in (diagnose, doctor):
-    app.command(short_help=SUMMARIES[command.__name__])(command)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def print_version(asked: bool) -> None:
@@ -106,7 +70,7 @@ def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
     drafter: Annotated[
-        str | None, typer.Argument(help="Drafter: directory or hub id; without one, blocks are copied.")
+        str | None, typer.Argument(help="Drafter: directory or hub id. A target can be served without one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
@@ -120,12 +84,6 @@ def check(
     users: Annotated[
         int | None, typer.Option(min=1, help="Concurrent requests: name the block that the drafter's card had fastest.")
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer: find flags that serve all users.")
-    ] = None,
-    conversations: Annotated[
-        int, typer.Option(min=0, help="Contexts to keep in the prefix cache, including running requests.")
-    ] = 0,
 ) -> None:
     """Check a pair and server flags before starting a server: compatibility, memory and flags.
 
@@ -134,78 +92,92 @@ def check(
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
-    if context is not None and users is None:
-        raise typer.BadParameter("--context needs --users")
-    load = Load(users, context, conversations) if users and context else None
     if drafter is not None and drafter.startswith("-"):  # a flag of the server
         flags.args.insert(0, drafter)
         drafter = None
-    found, machine = _report(target, drafter, flags.args, memory_gib, gpu, load)
-    if users and drafter and found.plan is not None:
-        found = replace(found, findings=[*found.findings, *_fastest_block(drafter, users)])
-    levels = {finding.level for finding in found.findings}
-    exit_code = 2 if "error" in levels else 1 if "warn" in levels else 0
+    report, device = _report(target, drafter, flags.args, memory_gib, gpu)
+    if users and drafter and report.plan is not None:
+        report = replace(report, findings=[*report.findings, *_fastest_block(drafter, users)])
     if as_json:
-        typer.echo(json.dumps(to_json(found, exit_code), indent=2))
+        typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         # no table: paths and flags stay whole
-        models = f"{target} + {drafter or 'copies alone'}"
+        models = " + ".join(filter(None, [target, drafter]))
+        title = models if device is None else f"{models} on {device.name}"
         command = _start_command(target, drafter, flags.args)
-        for line in summary(found, models if machine is None else f"{models} on {machine.name}", command):
-            typer.echo(line)
-        if verbose:
-            typer.echo("\nChecks")
-            for finding in found.findings:
-                level = typer.style(f"{finding.level:<6}", fg=_COLOUR[finding.level])
-                typer.echo(f"{level}{finding.about}: {finding.value}")
-                if finding.level != "ok":
-                    typer.echo(f"      expected: {finding.expected}\n      fix: {finding.remedy}")
-            for line in plan_lines(found):
-                typer.echo(line)
-    raise typer.Exit(exit_code)
+        typer.echo("\n".join(report.lines(title, command, verbose=verbose)))
+    raise typer.Exit(report.exit_code)
 
 
 def _fastest_block(drafter: str, users: int) -> Iterator[Finding]:
-    card, speeds = card_of_drafter(drafter), defaultdict[str, dict[int, float]](dict)
-    for row in card["speed"] if card else ():
-        if (row["arm"], row["concurrency"]) == ("dflash", users):
-            speeds[row["task"]][row["block"]] = row["tokens_per_s"]
-    fastest = Counter(max(each, key=each.__getitem__) for each in speeds.values() if len(each) > 1)
-    if card and fastest:
-        won = ", ".join(f"block {block} in {n} of {fastest.total()} tasks" for block, n in fastest.most_common())
-        yield note(f"fastest with {users} users on {card['drafter']}'s card: {won}", about="block size")
+    card = card_of_drafter(drafter)
+    rows = [row for row in card["speed"] if (row["arm"], row["concurrency"]) == ("dflash", users)] if card else []
+    fastest = {row["task"]: row["block"] for row in sorted(rows, key=itemgetter("tokens_per_s"))}
+    if card and len({row["block"] for row in rows}) > 1:
+        won = Counter(fastest.values()).most_common()
+        named = ", ".join(f"block {block} in {n} of {len(fastest)} tasks" for block, n in won)
+        yield note(f"fastest with {users} users on {card['drafter']}'s card: {named}", about="block size")
 
 
 def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
-    pair = {"--model-path": target, "--speculative-algorithm": "DFLASH"}
-    if drafter is not None:
-        pair["--speculative-draft-model-path"] = drafter
+    pair = {flag_of(name): value for name, value in pair_arguments(target, drafter).items()}
     given = [word.partition("=")[0] for word in flags if word.startswith("--")]  # SGLang accepts abbreviated flags
     own = [word for flag, value in pair.items() if not any(map(flag.startswith, given)) for word in (flag, value)]
     return join(["python", "-m", "sglang.launch_server", *own, *flags])
 
 
-def _problem_of_this(machine: Device) -> DFlashError | None:
-    if machine.is_local:  # if the driver does not respond, torch would hang too
-        return why_no_accelerator(machine.name) if machine.memory else None
-    cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
-    return None if cpu_platform else why_no_accelerator(None)
-
-
 def _report(
-    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None, load: Load | None
+    target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None
 ) -> tuple[Report, Device | None]:
     try:
         modern, notes = modernise_argv(flags)
         settings, unread = parse(modern, target=target, drafter=drafter)
-        machine = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
+        device = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
         return Report([Finding.of(raised, "flags")]), None
-    found = preflight(settings, machine, load)
     read = [note(each, about="old flag") for each in notes]
-    if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_of_this(machine)):
+    if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_here(device)):
         read.append(Finding.of(problem, "this machine (--gpu checks another)"))
-    return replace(found, findings=[*read, *check_unread(unread), *found.findings]), machine
+    report = preflight(settings, device)
+    return replace(report, findings=[*read, *check_unread(unread), *report.findings]), device
+
+
+def _problem_here(device: Device) -> DFlashError | None:
+    if device.is_local:  # if the driver does not respond, torch would hang too
+        return why_no_accelerator(device.name) if device.memory else None
+    cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
+    return None if cpu_platform else why_no_accelerator(None)
+
+
+app.command(short_help=SUMMARIES["doctor"])(doctor)
+
+
+async def _diagnose(url: str, key: str | None, tokens: int, context: int, seconds: float, as_json: bool) -> Diagnosis:
+    async with Client(url, key) as client:
+        return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
+
+
+@app.command(short_help=SUMMARIES["diagnose"])
+def diagnose(
+    url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
+    api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
+    context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
+
+    Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
+    verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
+    address.
+
+    Example: sglang-dflash diagnose http://127.0.0.1:30000
+    """
+    with user_errors():
+        report = asyncio.run(_diagnose(url, api_key, max_tokens, context, seconds, as_json))
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
+    raise typer.Exit(1 if report.verdict else 0)
 
 
 @app.command(short_help=SUMMARIES["version"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -41,51 +41,51 @@ class Part:
     installed: str | None
     tested: tuple[str, ...] = ()
 
-    @property
-    def is_untested(self) -> bool:
-        return self.installed is not None and self.installed.partition("+")[0] not in self.tested
-
 
 @dataclass(frozen=True)
 class Report:
-    machine: Device
+    device: Device
     parts: list[Part]
     problem: DFlashError | None
+    patched: Sequence[str] = ()  # of SGLang, in this process
 
     @property
     def worker(self) -> str:
         if self.problem is None:
             return "sglang-dflash"
-        return "SGLang's own" if isinstance(self.problem, Builtin) and self.machine.kind == "gpu" else "none"
+        return "SGLang's own" if isinstance(self.problem, Builtin) and self.device.kind == "gpu" else "none"
 
     @property
     def untested(self) -> list[str]:
-        gpu = [self.machine.name] if self.machine.kind == "gpu" else []
-        return gpu + [f"{part.name} {part.installed}" for part in self.parts if part.is_untested]
+        gpu = [self.device.name] if self.device.kind == "gpu" else []
+        installed = ((part, part.installed.partition("+")[0]) for part in self.parts if part.installed)
+        return gpu + [f"{part.name} {part.installed}" for part, release in installed if release not in part.tested]
 
     def as_json(self) -> dict[str, Any]:
         error = self.problem
         problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
-        about = {"worker": self.worker, "device": asdict(self.machine), "untested": self.untested}
-        about |= {"folder": __path__[0], "plugins": _other_plugins()}
+        about = {"worker": self.worker, "device": asdict(self.device), "untested": self.untested}
+        about |= {"folder": __path__[0], "plugins": _other_plugins(), "patched": self.patched}
         return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, *, verbose: bool = False) -> Iterator[str]:
         if self.problem is None:
-            yield f"sglang-dflash {__version__} serves DFLASH on {self.machine.name}."
+            yield f"sglang-dflash {__version__} serves DFLASH on {self.device.name}."
         else:
             reason = f"{self.problem.value} (expected: {self.problem.expected})"
             yield f"sglang-dflash {__version__} does not serve DFLASH here: {reason}."
             yield f"Fix: {self.problem.remedy}."
         if self.untested:
             yield f"Untested: {', '.join(self.untested)}."
-        yield f"\n{'worker':12}{self.worker}"
-        memory = f", {size(self.machine.memory)}" if self.machine.memory else ""
-        yield f"{'device':12}{self.machine.name}{memory}"
-        for part in self.parts:
-            yield f"{part.name:12}{part.installed or 'none'}"
-        yield f"{'folder':12}{__path__[0]}"
-        yield from (f"{'plugin':12}{plugin}" for plugin in _other_plugins())
+        memory = f", {size(self.device.memory)}" if self.device.memory else ""
+        facts = {"worker": self.worker, "device": f"{self.device.name}{memory}"}
+        facts |= {part.name: part.installed or "none" for part in self.parts}
+        facts |= {"folder": __path__[0], "plugins": "; ".join(_other_plugins()) or "none"}
+        yield ""
+        yield from (f"{name:12}{value}" for name, value in facts.items())
+        if verbose:
+            yield "\nPatched in SGLang here; a scheduler adds what its plan needs (launch/takeover.py: tables)"
+            yield from self.patched
 
 
 def _other_plugins() -> list[str]:
@@ -94,15 +94,14 @@ def _other_plugins() -> list[str]:
 
 
 def examine() -> Report:
-    machine, problem = find_gpu() or CPU, None
     try:
-        machine = _serving_machine()
-    except DFlashError as error:
-        problem = error
-    return Report(machine, list(_parts()), problem)
+        device, patched = _serving_device()
+    except DFlashError as problem:
+        return Report(find_gpu() or CPU, list(_parts()), problem)
+    return Report(device, list(_parts()), None, patched)
 
 
-def _serving_machine() -> Device:
+def _serving_device() -> tuple[Device, list[str]]:
     check_version()  # SGLang may be absent
     settings = Settings.of(Settings())
     settings.validate()
@@ -115,9 +114,10 @@ def _serving_machine() -> Device:
         load_plugins()
         from sglang_dflash.launch import takeover
         from sglang_dflash.plugin import is_registered
+        from sglang_dflash.upstream.hooks import installed
 
         takeover.refuse_without_accelerator()
-        machine = CPU if takeover.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
+        device = CPU if takeover.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
@@ -130,10 +130,10 @@ def _serving_machine() -> Device:
             expected="the plugin `dflash`",
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
-    if machine.is_rocm:
+    if device.is_rocm:
         raise Builtin(ON_ROCM, expected="a CUDA GPU", remedy="none needed: SGLang's own worker serves DFLASH here")
     takeover.check_sglang()
-    return machine
+    return device, installed()
 
 
 def _parts() -> Iterator[Part]:
@@ -143,7 +143,10 @@ def _parts() -> Iterator[Part]:
     yield Part("CUDA", torch.version.cuda if torch else None)
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List what is patched in SGLang.")] = False,
+) -> None:
     """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
 
     Load SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
@@ -152,5 +155,5 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     Example: sglang-dflash doctor
     """
     report = examine()
-    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines()))
+    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines(verbose=verbose)))
     raise typer.Exit(1 if report.problem else 0)

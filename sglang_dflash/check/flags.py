@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
 from sglang_dflash.check.machine import highest_fraction
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, error, note, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair, count
@@ -49,15 +48,18 @@ def sglang_parser() -> ArgumentParser:
     return parser
 
 
+def pair_arguments(target: str, drafter: str | None) -> dict[str, str]:
+    pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
+    return {name: value for name, value in pair.items() if value is not None}
+
+
 def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Settings, list[str]]:
     """Return the settings, and the given flags that are not read or only in part.
 
     Raises:
         DFlashError: an invalid flag, value or word, or another pair or algorithm.
     """
-    pair = {"model_path": target, "speculative_algorithm": "DFLASH"}
-    if drafter is not None:
-        pair["speculative_draft_model_path"] = drafter
+    pair = pair_arguments(target, drafter)
     own = [f"{flag_of(name)}={value}" for name, value in pair.items()]
     parser = sglang_parser()
     args, unknown = parser.parse_known_args([*own, *flags])
@@ -67,7 +69,10 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
         if value == [] and parser.get_default(name) != []:  # argparse's reading of "--flag=--"
             parser.error(f"{flag_of(name)}: expected one argument")
     for name, value in pair.items():
-        _refuse_another(flag_of(name), getattr(args, name), value)
+        given, flag = getattr(args, name), flag_of(name)
+        if given != value and (given.upper() != value or value != "DFLASH"):
+            contradicts = f"{flag} {given} contradicts {value}, the pair that is checked"
+            raise DFlashError(contradicts, expected=f"{flag} {value}", remedy=f"leave {flag} out")
     read = {each.name for each in argument_fields()} - _COUNTED_IN_PART | pair.keys()
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
     return Settings.of(args), [flag_of(name) for name in changed if name not in read]
@@ -100,22 +105,27 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
     )
 
 
-def _refuse_another(flag: str, given: str, value: str) -> None:
-    if given != value and (given.upper() != value or value != "DFLASH"):
-        raise DFlashError(
-            f"{flag} {given} contradicts {value}, the pair that is checked",
-            expected=f"{flag} {value}",
-            remedy=f"leave {flag} out",
-        )
-
-
-def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
+def check_linear_backends(settings: Settings, device: Device, cuda: str | None) -> Iterator[Finding]:
     """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
-        yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
+    flag, dtype = settings.flashinfer_states(device), settings.mamba_ssm_dtype
+    if flag is not None and dtype != "bfloat16":
+        level, given = (note, "") if dtype is None else (error, f", and --mamba-ssm-dtype is {dtype}")
+        yield level(
+            f"{flag} flashinfer on {device.name} needs recurrent states in bfloat16{given}",
+            expected="--mamba-ssm-dtype bfloat16",
+            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton" if given else "none needed: the server sets it",
+            about="recurrent state's dtype",
+        )
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
-    if machine.is_blackwell and prefill == "flashinfer":
-        yield replace(_cuda_13(cuda if machine.is_local else None), about="torch's CUDA")
+    served = cuda if device.is_local else None  # another machine may have another torch
+    if device.is_blackwell and prefill == "flashinfer" and (served is None or int(served.partition(".")[0]) < 13):
+        level, has = (warn, "the server's torch is unknown") if served is None else (error, f"torch has CUDA {served}")
+        yield level(
+            f"FlashInfer's linear prefill on this GPU needs CUDA 13, and {has}",
+            expected="a torch that is built for CUDA 13 or later",
+            remedy="install such a torch, or set --linear-attn-prefill-backend triton",
+            about="torch's CUDA",
+        )
 
 
 # stored quantisation -> other valid --quantization (SGLang's ``ModelConfig._verify_quantization``)
@@ -130,7 +140,7 @@ _READ_AS = {
 _REQUANTISES = {"quark_mxfp4"}
 
 
-def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Finding]:
+def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:
     flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
     if flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
         yield error(
@@ -147,35 +157,14 @@ def check_flags(settings: Settings, pair: Pair, machine: Device) -> Iterator[Fin
             about="torch.compile",
         )
     fraction = settings.mem_fraction_static or 0
-    highest = highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
-    least = (1 - highest) * (1 if machine.is_unified else _LEAST_LEFT)
-    if machine.memory and 1 - fraction < least:
-        kind = "unified memory, which the host's programs share" if machine.is_unified else "device memory"
-        left = size(int(machine.memory * (1 - fraction))) or "nothing"
+    highest = highest_fraction(device, settings, count(pair.text, "vocab_size", 0))
+    least = (1 - highest) * (1 if device.is_unified else _LEAST_LEFT)
+    if device.memory and 1 - fraction < least:
+        kind = "unified memory, which the host's programs share" if device.is_unified else "device memory"
+        left = size(int(device.memory * (1 - fraction))) or "nothing"
         yield warn(
             f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
             expected=f"at most {highest}, by SGLang's estimate for this card and prefill chunk",
             remedy=f"set --mem-fraction-static {highest}",
             about="memory fraction",
         )
-
-
-def _bfloat16_states(flag: str, dtype: str | None, machine: Device) -> Finding:
-    value = f"{flag} flashinfer on {machine.name} needs recurrent states in bfloat16"
-    if dtype is not None:
-        return error(
-            f"{value}, and --mamba-ssm-dtype is {dtype}",
-            expected="--mamba-ssm-dtype bfloat16",
-            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton",
-        )
-    return note(value, expected="--mamba-ssm-dtype bfloat16", remedy="none needed: the server sets it")
-
-
-def _cuda_13(cuda: str | None) -> Finding:
-    value, expected = "FlashInfer's linear prefill on this GPU", "a torch that is built for CUDA 13 or later"
-    remedy = "install such a torch, or set --linear-attn-prefill-backend triton"
-    if cuda is None:
-        return warn(f"{value} needs CUDA 13, and the server's torch is unknown", expected=expected, remedy=remedy)
-    if int(cuda.partition(".")[0]) < 13:
-        return error(f"{value} needs CUDA 13, and torch has CUDA {cuda}", expected=expected, remedy=remedy)
-    return ok(cuda)

@@ -1,4 +1,4 @@
-"""The machine that serves a pair."""
+"""The device that serves a pair."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ GPUS = {
 }
 
 
-def highest_fraction(machine: Device, settings: Settings, vocab: int) -> float:
+def highest_fraction(device: Device, settings: Settings, vocab: int) -> float:
     """Return the largest proposed share of device memory for weights and pools; ``vocab``: tokens of the target.
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
     Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
     estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough.
     """
-    if machine.is_unified or not machine.memory:
-        return 0.8 if machine.is_unified else 0.9
-    gib = machine.memory // GIB
+    if device.is_unified or not device.memory:
+        return 0.8 if device.is_unified else 0.9
+    gib = device.memory // GIB
     chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
     chunk = max(settings.chunked_prefill_size or chunk, 2048)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
     logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
-    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / machine.memory
+    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / device.memory
     return min(0.9, max(0.0, math.floor(100 * share) / 100))
 
 
@@ -90,7 +90,7 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Device:
-    """Return the machine that a command line names; DFlashError for an unknown GPU or an invalid size.
+    """Return the device that a command line names; DFlashError for an unknown GPU or an invalid size.
 
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
@@ -100,16 +100,10 @@ def asked_about(
     if gpu is not None and gpu.lower() not in GPUS:
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
         raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
-    if memory_gib is not None:
-        if not 0 < memory_gib < _MAX_GIB:
-            raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
-        if gpu is not None:
-            asked, name = GPUS[gpu.lower()], gpu
-        else:
-            asked, name = (CPU, "CPU") if device == "cpu" else (GPUS["h100"], "GPU (sm_90 assumed)")
-        return replace(asked, name=f"a {name} with {memory_gib:g} GiB", memory=int(memory_gib * GIB))
-    if gpu is not None:
-        return GPUS[gpu.lower()]
-    if device == "cpu":
-        return CPU
-    return find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
+    named = GPUS.get((gpu or "").lower(), CPU if device == "cpu" else None)
+    if memory_gib is None:
+        return named or find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
+    if not 0 < memory_gib < _MAX_GIB:
+        raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
+    name = f"a {gpu or ('CPU' if named else 'GPU (sm_90 assumed)')} with {memory_gib:g} GiB"
+    return replace(named or GPUS["h100"], name=name, memory=int(memory_gib * GIB))

@@ -37,7 +37,7 @@ class MemoryTable:
     highest: float  # fraction that is proposed
     served: Pools
     other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether the weights are known exactly
+    weighed: bool  # whether headers state the size of the weights
 
 
 def unknown_size(pair: Pair) -> Finding | None:
@@ -45,22 +45,21 @@ def unknown_size(pair: Pair) -> Finding | None:
     remedy = "none needed: SGLang divides the memory when it starts"
     if kind := unproven_kind(pair.target):
         proven = f"a target that is {'; '.join(PROVEN)}"
-        return warn(f"no sizes are known for a target with {kind}", expected=proven, remedy=remedy)
+        return warn(f"no sizes are known for a target with {kind}", expected=proven, remedy=remedy, about="memory")
     files = pair.target_files
     if files.tensors is None and not _stated_size(files):
         value = f"the size of the target's weights is unknown: {files.name} has no safetensors header or index"
-        return warn(value, expected="a safetensors checkpoint", remedy=remedy)
+        return warn(value, expected="a safetensors checkpoint", remedy=remedy, about="memory")
     return None
 
 
-def expected_memory(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> MemoryTable:
-    sizing = sizing_of(settings, machine, pair, copies=copies)
-    memory, highest = machine.memory or 0, highest_fraction(machine, settings, count(pair.text, "vocab_size", 0))
-    fraction = settings.mem_fraction_static or (highest if machine.is_unified else MEM_FRACTION)
+def expected_memory(settings: Settings, device: Device, pair: Pair, sizing: Sizing) -> MemoryTable:
+    memory, highest = device.memory or 0, highest_fraction(device, settings, count(pair.text, "vocab_size", 0))
+    fraction = settings.mem_fraction_static or (highest if device.is_unified else MEM_FRACTION)
     static = int(memory * fraction)
     served, other = divide(settings, sizing, static)
-    device = machine.name if memory else f"{machine.name}: sizes only"
-    return MemoryTable(device, static, fraction, highest, served, other, _is_weighed(settings, pair))
+    name = device.name if memory else f"{device.name}: sizes only"
+    return MemoryTable(name, static, fraction, highest, served, other, _is_weighed(settings, pair))
 
 
 def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
@@ -72,12 +71,12 @@ def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Poo
     return (kept, replayed) if settings.states_kept_by else (replayed, kept)
 
 
-def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) -> Sizing:
+def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
     """Return what one rank stores and its limits."""
     drafter, text = pair.drafter, pair.text
     dtype, tp, page, block = pair.served_dtype(settings), settings.sharing, settings.page, pair.block_size(settings)
-    kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, machine))
-    kept, replayed = _request_states(settings, machine, pair, block, activations=dtype)
+    kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, device))
+    kept, replayed = _request_states(settings, device, pair, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
     window = context_window(settings.speculative_draft_window_size, drafter)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
@@ -99,26 +98,23 @@ def sizing_of(settings: Settings, machine: Device, pair: Pair, *, copies: bool) 
         page=page,
         ring=None if window is None else DraftWindow(window, block, page).ring_slots(context),
         in_transfer=in_transfer(settings),
-        copies=copies,
     )
 
 
 def _request_states(
-    settings: Settings, machine: Device, pair: Pair, block: int, *, activations: str
+    settings: Settings, device: Device, pair: Pair, block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    conv = settings.conv_dtype_variable or ("bfloat16" if machine.kind == "gpu" else activations)
-    dtypes = {"recurrent_bytes": dtype_bytes(pair.state_dtype(settings, machine)), "conv_bytes": dtype_bytes(conv)}
+    conv = settings.conv_dtype_variable or ("bfloat16" if device.kind == "gpu" else activations)
+    dtypes = {"recurrent_bytes": dtype_bytes(pair.state_dtype(settings, device)), "conv_bytes": dtype_bytes(conv)}
     state = state_bytes(pair.text, **dtypes, tp_size=settings.sharing)
-    if settings.disaggregation_mode == "prefill" and not (
-        # SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
-        settings.enable_pd_role_switch or settings.enable_unified_memory
-    ):
+    # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
+    may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
+    if settings.disaggregation_mode == "prefill" and not may_verify:
         return RequestState(state.slot), RequestState(state.slot)
-    ring = max(settings.linear_replayssm_cache_len, ring_length(block))
-    return (
-        RequestState(state.slot, state.snapshots(block)),
-        RequestState(state.slot, state.records(block, ring), ring * state.record),
-    )
+    # a verify keeps the state after every position, or what every token wrote in a ring
+    kept, columns = block * state.recurrent, state.columns(block)
+    written = max(settings.linear_replayssm_cache_len, ring_length(block)) * state.record
+    return RequestState(state.slot, kept + columns), RequestState(state.slot, written + columns, written)
 
 
 def _is_weighed(settings: Settings, pair: Pair) -> bool:
@@ -164,7 +160,6 @@ def _stated_size(files: ModelFiles) -> int:
 
 
 def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
-    held = (
-        math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in expected_shapes(drafter).items()
-    )
-    return int(sum(held) * dtype_bytes(dtype))
+    shapes = expected_shapes(drafter).items()
+    held = sum(math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in shapes)
+    return int(held * dtype_bytes(dtype))

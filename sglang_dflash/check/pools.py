@@ -6,20 +6,10 @@ SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.plan.division import (
-    STATE_SHARE,
-    TOKENS_PER_REQUEST,
-    history_columns,
-    rings,
-    state_slots,
-)
-
-_MAX_RATIO = 10
+from sglang_dflash.plan.division import STATE_SHARE, history_columns, rings, state_slots
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class Sizing:
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
     page: int = 1  # tokens
-    ring: int | None = None  # the drafter's K/V slots per request under a draft window
+    ring: int | None = None  # the drafter's K/V slots per request, if not the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
 
@@ -71,7 +61,7 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of one rank in SGLang's units, without padding: predicted by :func:`fit`, or read from a server."""
+    """Predicted pools of one rank in SGLang's units, without padding."""
 
     sizing: Sizing
     replay: bool
@@ -94,34 +84,38 @@ class Pools:
         return 4 * history_columns(sizing.context, self.tokens, sizing.block) if sizing.copies else 0
 
     @property
-    def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools with padding, as in ``memory_bytes`` of ``/server_info``."""
-        sizing, rows = self.sizing, self.held + 1
-        draft_rows = draft_slots(sizing.ring, self.tokens, self.running, sizing.in_transfer, page=sizing.page)
+    def units(self) -> dict[str, tuple[int, int, str]]:
+        """Number, bytes and name of the units of each pool, padding included."""
+        sizing, rows, kv = self.sizing, self.held + 1, self.tokens + self.sizing.page if self.tokens else 0
+        draft_kv = kv
+        if kv and sizing.ring is not None:
+            padding = sizing.page if sizing.in_transfer is None else 0
+            draft_kv = rings(self.running, sizing.in_transfer) * sizing.ring + padding
         return {
-            "target_weights": sizing.target_weights,
-            "drafter_weights": sizing.drafter_weights,
-            "target_kv": (self.tokens + sizing.page) * sizing.target_kv if self.tokens else 0,
-            "draft_kv": draft_rows * sizing.draft_kv if self.tokens else 0,
-            "states": (self.state_slots + 1) * self.state.slot,
-            "scratch": rows * self.state.scratch,
-            "history": rows * self.history,
+            "target_weights": (1, sizing.target_weights, "rank"),
+            "drafter_weights": (1, sizing.drafter_weights, "rank"),
+            "target_kv": (kv, sizing.target_kv, "token"),
+            "draft_kv": (draft_kv, sizing.draft_kv, "token"),
+            "states": (self.state_slots + 1, self.state.slot, "state"),
+            "scratch": (rows, self.state.scratch, "request"),
+            "history": (rows, self.history, "request"),
         }
 
     @property
-    def state_price(self) -> int:
-        sizing = self.sizing
-        return -(-self.state.slot // sizing.per_token)
+    def bytes(self) -> dict[str, int]:
+        """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
+        return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
     def requests_of(self, tokens: int) -> int:
         return min(self.running, self.tokens // min(tokens, self.sizing.context))
 
-    def prefixes(self, slots_per_request: int | None = None) -> int:
-        """Return the prefixes that a hybrid target's cache keeps in addition to those of running requests.
+    @property
+    def prefixes(self) -> int:
+        """Prefixes that a hybrid target's cache keeps in addition to those of running requests.
 
         SGLang counts one more slot per running request (``MambaComponent.prepare_for_caching_req``).
         """
-        slots = slots_per_request or self.sizing.slots_per_request
+        slots = self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
 
     @property
@@ -159,14 +153,14 @@ def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, in
     """
     slots, block = sizing.max_states, sizing.block if state.scratch else 0
     if slots is None:
-        budget = _states_part(sizing, rest) - state.slot * (1 + block)
+        budget = max(0.0, rest) * sizing.state_share / (1 + sizing.state_share) - state.slot * (1 + block)
         slots = max(0, int(budget // (state.slot * (1 + block / sizing.slots_per_request))))
     running = min(sizing.max_running, slots // sizing.slots_per_request)
     return slots, running, rest - state.slot * ((running + 1) * block + slots + 1)
 
 
 def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """SGLang omits convolution windows and requests in transfer; ``features/pools.py`` subtracts them."""
+    """SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
     rest -= rows * (state.scratch - state.records) + (sizing.in_transfer or 0) * state.scratch
     records, slots = rows * state.records, sizing.max_states
@@ -183,32 +177,3 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
             rings=sizing.ring_bytes,
         )
     return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)
-
-
-def _states_part(sizing: Sizing, rest: float) -> float:
-    return max(0.0, rest) * sizing.state_share / (1 + sizing.state_share)
-
-
-def draft_slots(ring: int | None, tokens: int, running: int, in_transfer: int | None, *, page: int) -> int:
-    """The target's slots, or its rings, with padding."""
-    if ring is None:
-        return tokens + page
-    return rings(running, in_transfer) * ring + (page if in_transfer is None else 0)
-
-
-def best_ratio(sizing: Sizing, static_bytes: float, *, replay: bool) -> float:
-    """Return the lowest ratio, from the given one, that lets all requests run, or else the most.
-
-    K/V for one full context must remain.
-    """
-    tenths = range(int(sizing.state_share * 10) + 1, _MAX_RATIO * 10 + 1)
-    ratios = [sizing.state_share, *(each / 10 for each in tenths)]
-    fits = [fit(replace(sizing, state_share=ratio), static_bytes, replay=replay) for ratio in ratios]
-    least = min(sizing.context, fits[0].tokens)
-    return ratios[index_of_most_requests(takewhile(lambda each: each.tokens >= least, fits))]
-
-
-def index_of_most_requests(fits: Iterable[Pools]) -> int:
-    """Only requests with K/V for a long answer count."""
-    running = [each.requests_of(TOKENS_PER_REQUEST) for each in fits]
-    return running.index(max(running))

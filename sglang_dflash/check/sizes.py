@@ -40,25 +40,15 @@ class StateBytes:
     def slot(self) -> int:
         return self.recurrent + self.conv
 
-    def windows(self, block: int) -> int:
+    def columns(self, block: int) -> int:
+        """Scratch for the inputs of a block's convolutions."""
         return self.conv + (block - 1) * self.conv_column
-
-    def snapshots(self, block: int) -> int:
-        """Scratch, if the state after every position is kept."""
-        return block * self.recurrent + self.windows(block)
-
-    def records(self, block: int, ring: int) -> int:
-        """Scratch, if what every token wrote is kept in a ring of ``ring`` positions."""
-        return ring * self.record + self.windows(block)
 
 
 def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: float, tp_size: int) -> int:
     heads = count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
-    return int(2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_size(text) * kv_bytes)
-
-
-def head_size(text: Mapping[str, Any]) -> int:
-    return count(text, "head_dim", 0) or count(text, "hidden_size") // count(text, "num_attention_heads")
+    head_dim = count(text, "head_dim", 0) or count(text, "hidden_size") // count(text, "num_attention_heads")
+    return int(2 * full_layers(text) * _heads_per_rank(heads, tp_size) * head_dim * kv_bytes)
 
 
 def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int) -> int:
@@ -83,17 +73,14 @@ def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: 
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:
-    return max(1, heads // tp_size)  # ranks beyond the number of KV heads hold copies
+    return max(1, heads // tp_size)  # ranks beyond the number of KV heads repeat them
 
 
 def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
     """Return the number of tensor-parallel ranks that divide a checkpoint tensor."""
     module, _, kind = name.rpartition(".")
-    match module.rpartition(".")[2]:
-        case "k_proj" | "v_proj":
-            return min(tp_size, config.num_kv_heads)
-        case "q_proj" | "gate_proj" | "up_proj" | "down_proj":
-            return tp_size
-        case "o_proj":
-            return tp_size if kind != "bias" else 1
-    return 1
+    layer = module.rpartition(".")[2]
+    if layer in ("k_proj", "v_proj"):
+        return min(tp_size, config.num_kv_heads)
+    is_divided = layer in ("q_proj", "gate_proj", "up_proj", "down_proj") or (layer, kind) == ("o_proj", "weight")
+    return tp_size if is_divided else 1

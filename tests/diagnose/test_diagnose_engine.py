@@ -31,7 +31,7 @@ def report(server: Server) -> Report:
 
 def test_a_good_pair_reaches_its_figures(dflash_hybrid: Server) -> None:
     found = report(dflash_hybrid)
-    rows = {row["probe"]: row for row in found.rows()}
+    rows = {row["probe"]: row for row in found.as_json()["probes"]}
     assert found.server.worker == "sglang-dflash" and found.probes[0].template and found.server.known == {}
     assert (found.server.requests["asked"], found.server.requests["running"]) == (16, 16)
     assert found.stated is not None and not found.is_low, found.measured

@@ -24,15 +24,23 @@ pytestmark = pytest.mark.sglang
 pytest.importorskip("sglang")
 
 DOCTOR = ("sglang_dflash.check.cli", "doctor")
+PATCHED = "server_args.ServerArgs.from_cli_args"
+WITH_A_TABLE = f"""
+from sglang_dflash.check.cli import app
+from sglang_dflash.upstream.hooks import Hooks, register
+register(Hooks(after={{"{PATCHED}": lambda *_: None}}))
+app(["doctor", "--json"])
+"""
 
 
 def test_on_the_cpu_platform_our_worker_serves() -> None:
-    ended = run("-m", *DOCTOR, "--json")
+    ended = run("-c", WITH_A_TABLE)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert (report["problem"], report["worker"]) == (None, "sglang-dflash")
     assert report["device"]["kind"] == "cpu"
     assert report["versions"]["SGLang"]["installed"] == TESTED_SGLANG
+    assert PATCHED in report["patched"]
 
 
 @pytest.mark.parametrize(
@@ -111,5 +119,7 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
     )
     assert "torch       2.13.0+cu130\n" in text
+    patched = Report(GPUS["h100"], [], None, [PATCHED])
+    assert [*patched.lines(verbose=True)][-1] == PATCHED and PATCHED not in [*patched.lines()]
     chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
     assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"

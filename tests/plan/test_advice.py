@@ -1,18 +1,13 @@
-"""Advised flags and proposals keep their promise: ``check`` with these flags gives the stated numbers."""
+"""Advised flags keep their promise: ``check`` with these flags gives the stated numbers."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sglang_dflash.check.advice import Load
 from sglang_dflash.check.machine import GPUS, asked_about, highest_fraction
 from sglang_dflash.check.memory import MemoryTable
-from sglang_dflash.check.pools import Pools
-from sglang_dflash.errors import Finding
 from sglang_dflash.plan.settings import Settings
 from tests.support.configs import checked, memory_of
 
@@ -78,49 +73,11 @@ def test_all_requests_run_without_a_ratio() -> None:
     assert advised(*short)["--mamba-full-memory-ratio 0.9"][0] == 48
 
 
-def loaded(name: str, load: Load, *flags: str) -> tuple[Finding, Pools]:
-    found = checked(name, *BLOCK, *flags, load=load)
-    assert found.memory is not None
-    return found.findings[-1], found.memory.served
-
-
-def proposals(finding: Finding) -> list[tuple[list[str], int, int]]:
-    """Flags, tokens of K/V and contexts of every proposal in a remedy."""
-    found = re.findall(r"(--.+?) \(([\d,]+) tokens of K/V, (\d+) contexts kept\)", finding.remedy)
-    return [(flags.split(), int(tokens.replace(",", "")), int(contexts)) for flags, tokens, contexts in found]
-
-
-@pytest.mark.parametrize(
-    ("name", "load"),
-    [
-        ("Qwen3.5-27B", Load(48, 16_000, 0)),
-        ("Qwen3.6-27B", Load(16, 8_000, 60)),
-        ("Qwen3.5-4B", Load(8, 32_000, 60)),
-        ("Qwen3.6-35B-A3B", Load(48, 16_000, 48)),
-    ],
-)
-@pytest.mark.parametrize("own", [(), ("--mem-fraction-static", "0.75")], ids=["default", "cards'"])
-def test_proposed_flags_serve_the_load(name: str, load: Load, own: tuple[str, ...]) -> None:
-    finding, before = loaded(name, load, *own)
-    enough = load.fits(before) and load.contexts_in(before) >= load.conversations
-    assert (finding.level == "note") is enough
-    if enough:
-        return
-    [(flags, tokens, contexts)] = proposals(finding)
-    after, pools = loaded(name, load, *own, *flags)
-    assert after.level == "note", after
-    assert (pools.tokens, load.contexts_in(pools)) == (tokens, contexts)
-    assert pools.running == load.users and tokens >= load.users * load.context and contexts >= load.conversations
-
-
-def test_a_load_that_does_not_fit_is_answered_with_the_most_users_and_with_flags_that_would_serve_it() -> None:
-    load = Load(48, 32_000, 0)
-    finding, _ = loaded(NAME, load)
-    assert finding.level == "warn" and finding.remedy.startswith("nothing serves them here: at most ")
-    [most, *others] = proposals(finding)
-    users = int(most[0][1])
-    assert 1 < users < 48 and loaded(NAME, replace(load, users=users), *most[0])[0].level == "note"
-    assert loaded(NAME, replace(load, users=users + 1))[0].remedy.startswith("nothing serves")
-    assert [flags[0] for flags, _, _ in others] == ["--tp-size", "--kv-cache-dtype"]
-    for flags, _, _ in others:
-        assert loaded(NAME, load, *flags)[0].level == "note"
+def test_advice_to_groups_of_ranks_is_for_all_of_them() -> None:
+    flags = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--enable-dp-lm-head")
+    few = ("--max-mamba-cache-size", "40")
+    advice = advised(*flags, *few)
+    assert advice["--max-mamba-cache-size 240"][0] == 24
+    for flag, expected in advice.items():
+        served = memory(*flags, *few, *flag.split()).served
+        assert (served.running, served.tokens) == expected, flag

@@ -73,7 +73,7 @@ def test_the_verdict_comes_first_and_a_note_never_changes_the_exit_status(tmp_pa
     pair = (str(tmp_path / "target"), str(tmp_path / "drafter"))
     (tmp_path / "target" / "tokenizer.json").write_text('{"added_tokens": [], "model": {"vocab": {}}}')
     (tmp_path / "target" / "chat_template.jinja").write_text("{{ messages }}")
-    fits = run(*pair, "--dtype", "bfloat16", "--memory-gib", "141", "--users", "4", "--context", "100")
+    fits = run(*pair, "--dtype", "bfloat16", "--memory-gib", "141", "--context-length", "4096", "--enable-lora")
     verdict, *_, counts, start = fits.stdout.splitlines()
     assert verdict.endswith(" FITS: 48 of 48 requests at once") and "1 note." in counts
     assert start.startswith(f"Start: python -m sglang.launch_server --model-path {pair[0]}")

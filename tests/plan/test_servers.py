@@ -114,7 +114,7 @@ class PrefixServer:
 
     def most(self, running: int) -> int:
         """Prefixes that are kept while ``running`` others run, that of the current request included."""
-        return replace(self.predicted, running=running + 1).prefixes() + 1
+        return replace(self.predicted, running=running + 1).prefixes + 1
 
 
 @pytest.fixture(scope="module", params=OVERLAP)
@@ -137,8 +137,8 @@ def prompt(number: int, length: int = 130) -> list[int]:
 
 def test_the_logged_prefixes_are_those_that_check_predicts(kept: PrefixServer) -> None:
     logged = re.search(r"([\d,]+) cached prefixes", kept.server.log)
-    assert logged is not None and int(logged[1].replace(",", "")) == kept.predicted.prefixes()
-    assert kept.predicted.prefixes() == SLOTS - 3 * OVERLAP[kept.strategy]
+    assert logged is not None and int(logged[1].replace(",", "")) == kept.predicted.prefixes
+    assert kept.predicted.prefixes == SLOTS - 3 * OVERLAP[kept.strategy]
 
 
 @pytest.mark.parametrize("running", [0, 2])

@@ -13,7 +13,6 @@ import pytest
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sglang_dflash.check.advice import Load
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.memory import MemoryTable
@@ -138,9 +137,9 @@ def card_pair(name: str) -> dict[str, str]:
     return {model: str(FOLDER / name / model) for model in ("target", "drafter")}
 
 
-def checked(name: str, *flags: str, on: Device = GPUS["h200"], load: Load | None = None) -> Report:
+def checked(name: str, *flags: str, on: Device = GPUS["h200"]) -> Report:
     """What ``check`` reports of a published pair with these flags."""
-    return preflight(parse(flags, **card_pair(name))[0], on, load)
+    return preflight(parse(flags, **card_pair(name))[0], on)
 
 
 def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> MemoryTable:

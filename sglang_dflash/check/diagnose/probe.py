@@ -32,7 +32,7 @@ class Server:
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         _require_dflash(info)
-        states: list[Mapping[str, Any]] = info["internal_states"]  # per replica, or per group of DP attention
+        states: list[Mapping[str, Any]] = info["internal_states"]  # per replica or group of ranks
         state, worker = states[0], _pooled([each.get(WORKER_KEY) or {} for each in states])
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"

@@ -64,7 +64,7 @@ class Report:
         self.server, self.probes, self.reference, self.partial = server, probes, card, partial
         first, lengths = probes[0], card.lengths if card else {}
         self.measured = first.accept_length(*lengths) or 0.0
-        # the survival curve leaves out copied blocks and contains a prior: use it for narrow blocks only
+        # the survival curve counts drafts only and contains a prior: use it for narrow blocks only
         if (first.width(server.block) or 0) < FULL * server.block:
             self.measured = max(self.measured, server.full_block or 0.0)
         self.stated = fmean(lengths.values()) if lengths else None
@@ -76,11 +76,9 @@ class Report:
         self.verdict = list(islice(_sentences(self), SENTENCES))
 
     def as_json(self) -> dict[str, Any]:
+        probes = [probe.row(self.server.block) for probe in self.probes]
         figures = {"measured": self.measured, "stated": self.stated, "survival": self.survival, "partial": self.partial}
-        return {"verdict": self.verdict, "server": vars(self.server), **figures, "probes": self.rows()}
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [probe.row(self.server.block) for probe in self.probes]
+        return {"verdict": self.verdict, "server": vars(self.server), **figures, "probes": probes}
 
     def __str__(self) -> str:
         running, asked = map(self.server.requests.get, ("running", "asked"))
@@ -151,9 +149,9 @@ async def diagnose(
     report("\n  ".join([f"{server.target} + {server.drafter}, served by {server.worker}", *server.facts]))
     if not server.drafts:
         raise DFlashError(
-            "the server has no drafter to judge: it copies repeated text, and decodes plainly where nothing repeats",
+            "the server has no drafter to judge",
             expected="a server with --speculative-draft-model-path",
-            remedy="none needed; the lines above show how much copies help",
+            remedy="none needed; the lines above show what the server drafts without one",
         )
     reference = find_reference(server.drafter, server.block)
     if (this := asyncio.current_task()) is not None:
