@@ -153,7 +153,7 @@ class Adviser:
     def _loaded(self, load: Load, chosen: list[Change], *, fill: bool = False) -> Pools:
         changes = {name: value for _, each in chosen for name, value in each.items()}
         changes["max_running_requests"] = load.users * self._groups
-        sizing = self._sizing(replace(self._settings, **changes))
+        sizing = self._sizing(self._settings.changed(**changes))
         slots = sizing.slots_per_request
         if not sizing.kept.slot or slots == 1:
             return self._pools(changes)
@@ -169,7 +169,7 @@ class Adviser:
         return self._pools({**changes, "max_mamba_cache_size": (least + more) * self._groups})
 
     def _pools(self, changes: dict[str, Any]) -> Pools:
-        settings = replace(self._settings, **changes)
+        settings = self._settings.changed(**changes)
         static = (self._machine.memory or 0) * (settings.mem_fraction_static or self._table.fraction)
         return divide(settings, self._sizing(settings), static)[0]
 

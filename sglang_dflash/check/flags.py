@@ -14,7 +14,8 @@ from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair, count
-from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
+from sglang_dflash.plan.settings import READ, Settings, flag_of
+from sglang_dflash.plan.states import flashinfer_states
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
@@ -68,9 +69,9 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
             parser.error(f"{flag_of(name)}: expected one argument")
     for name, value in pair.items():
         _refuse_another(flag_of(name), getattr(args, name), value)
-    read = {each.name for each in argument_fields()} - _COUNTED_IN_PART | pair.keys()
+    read = READ - _COUNTED_IN_PART | pair.keys()
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-    return Settings.of(args), [flag_of(name) for name in changed if name not in read]
+    return Settings(args), [flag_of(name) for name in changed if name not in read]
 
 
 def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
@@ -111,7 +112,7 @@ def _refuse_another(flag: str, given: str, value: str) -> None:
 
 def check_linear_backends(settings: Settings, machine: Device, cuda: str | None) -> Iterator[Finding]:
     """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    if (flag := settings.flashinfer_states(machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
+    if (flag := flashinfer_states(settings, machine)) is not None and settings.mamba_ssm_dtype != "bfloat16":
         yield replace(_bfloat16_states(flag, settings.mamba_ssm_dtype, machine), about="recurrent state's dtype")
     prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
     if machine.is_blackwell and prefill == "flashinfer":

@@ -14,12 +14,13 @@ from sglang_dflash.check.flags import check_flags, check_linear_backends
 from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, apply, error, note, ok, warn
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
-from sglang_dflash.plan.rules import check_plan, check_rules
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.rules import check_rules
+from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import SLOTS, SWITCH, WINDOW_FLAG, Settings
 
 TITLE = 72  # columns before the verdict
@@ -68,7 +69,7 @@ def preflight(settings: Settings, machine: Device, load: Load | None = None) -> 
         plan = decide(settings, pair, machine, hybrid=pair.hybrid)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, "flags")])
-    findings += check_plan(plan)
+    findings += check_exact(plan)
     if unknown := unknown_size(pair):
         return Report([*findings, replace(unknown, about="memory")], plan)
     try:
@@ -103,7 +104,9 @@ def _is_checked(settings: Settings) -> Finding:
 
 
 def _left(settings: Settings, pair: Pair, machine: Device) -> Finding:
-    return _worker(settings, pair, machine) if left_untouched(settings, pair, machine) else ok("ours")
+    if reason := left_untouched(settings, pair, machine):
+        return _others(reason)
+    return ok("ours")
 
 
 def _weights(memory: MemoryTable) -> Finding:
@@ -159,8 +162,10 @@ def _lengths(pools: Pools) -> str:
 
 def _worker(settings: Settings, pair: Pair, machine: Device) -> Finding:
     reason = reason_for_builtin(settings, pair, machine)
-    if reason is None:
-        return ok("sglang-dflash")
+    return ok("sglang-dflash") if reason is None else _others(reason)
+
+
+def _others(reason: str) -> Finding:
     return warn(
         f"SGLang's own worker serves: {reason}",
         expected="arguments that this package's worker serves",
@@ -181,8 +186,8 @@ def _load(
         if (largest := adviser.largest(load)) is not None:
             remedy += f": at most {largest.pools.running} users with {largest}"
         for flag, changed in (
-            (f"--tp-size {2 * settings.tp_size}", replace(settings, tp_size=2 * settings.tp_size)),
-            ("--kv-cache-dtype fp8_e4m3", replace(settings, kv_cache_dtype="fp8_e4m3")),
+            (f"--tp-size {2 * settings.tp_size}", settings.changed(tp_size=2 * settings.tp_size)),
+            ("--kv-cache-dtype fp8_e4m3", settings.changed(kv_cache_dtype="fp8_e4m3")),
         ):
             if wider := Adviser(changed, machine, pair, memory).propose(load):
                 remedy += f"; or {flag} {wider}"

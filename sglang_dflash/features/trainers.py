@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES, architecture
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.errors import DFlashError, apply, raise_first_error
+from sglang_dflash.errors import DFlashError, first, raise_first_error
 from sglang_dflash.features import weights
 from sglang_dflash.plan import serving
 from sglang_dflash.plan.pair import Pair
@@ -66,9 +65,9 @@ def update_from_disk(original: Callable[..., Any], manager: Any, request: Any) -
 
 def _load_drafter(plan: serving.ServingPlan, drafter: Any, request: Any) -> tuple[bool, str]:
     changes = {"speculative_draft_model_path": request.model_path, "speculative_draft_model_revision": None}
-    settings = replace(Settings.of(resolving_view(get_server_args())), **changes)
+    settings = Settings(resolving_view(get_server_args())).changed(**changes)
     pair, masked = Pair.of(settings), drafter.model.vocabulary.mask_embedding
-    raise_first_error(apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items())
+    raise_first_error(first(about, rule, settings, pair) for about, rule in PAIR_RULES.items())
     embedding = load_mask_embedding(pair.drafter_files.path(MASK_EMBEDDING), pair.drafter)
     served, found = plan.drafter.model_dump(exclude={"dtype"}), pair.drafter.model_dump()
     served[MASK_EMBEDDING], found[MASK_EMBEDDING] = masked is not None, embedding is not None

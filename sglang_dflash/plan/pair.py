@@ -63,8 +63,14 @@ class Pair:
     def has_drafter(self) -> bool:
         return bool(self.drafter_files.name)
 
-    def read(self) -> None:
-        _ = self.drafter, self.widths, self.hybrid
+    def read(self) -> tuple[DrafterConfig, WidthConfig | None, bool]:
+        """Read every configuration; DFlashError for the first that cannot be used."""
+        return self.drafter, self.widths, self.hybrid
+
+    def check_type(self) -> None:
+        """Raise DFlashError for a drafter that SGLang does not serve as DFLASH either."""
+        if self.has_drafter:
+            kind_left_to_builtin(self.drafter_files.config)
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
@@ -126,11 +132,6 @@ class Pair:
         listed = self.widths.widths if self.widths is not None else ()
         return min(block, max(2, *listed)) if listed else block
 
-    def state_dtype(self, settings: Settings, machine: Device) -> str:
-        """Return the dtype of recurrent states in plain decoding, as ``mamba2_state_dtype`` chooses it."""
-        chosen = settings.state_dtype(machine) or settings.ssm_dtype_variable
-        return chosen or self.text.get("mamba_ssm_dtype") or "float32"
-
     def served_dtype(self, settings: Settings) -> str:
         """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
         if settings.dtype != "auto":
@@ -140,15 +141,15 @@ class Pair:
         stated = self.text.get("dtype") or self.text.get("torch_dtype") or self.target.get("dtype")
         return "float16" if stated in (None, "float32") else str(stated)
 
-    def draft_backend(self, settings: Settings, machine: Device) -> str | None:
+    def draft_backend(self, settings: Settings, device: Device) -> str | None:
         """Return the drafter's attention backend; None for an unknown GPU.
 
         By default ours where SGLang would choose FlashInfer or Triton, otherwise SGLang's.
         """
         if settings.speculative_draft_attention_backend == OUR_BACKEND:
             return OUR_BACKEND
-        found = self._sglangs_draft_backend(settings, machine)
-        by_default = settings.speculative_draft_attention_backend is None and machine.kind == "gpu"
+        found = self._sglangs_draft_backend(settings, device)
+        by_default = settings.speculative_draft_attention_backend is None and device.kind == "gpu"
         replaced = by_default and found in ("flashinfer", "triton") and self.backend_obstacle(settings) is None
         return OUR_BACKEND if replaced else found
 
@@ -165,23 +166,23 @@ class Pair:
             return f"{DETERMINISTIC_FLAG}: its sums depend on the batch"
         return None
 
-    def _sglangs_draft_backend(self, settings: Settings, machine: Device) -> str | None:
+    def _sglangs_draft_backend(self, settings: Settings, device: Device) -> str | None:
         # follows ``_resolve_dflash_draft_attention_backend``
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
-        if chosen is None and machine.capability is not None:
-            chosen = machine.default_backend
+        if chosen is None and device.capability is not None:
+            chosen = device.default_backend
         slides = set(self.drafter.layer_types) == {SLIDING}
         if chosen == "trtllm_mha" and not (slides or self.drafter.is_causal):
-            return "fa4" if machine.capability is not None and machine.capability[0] == 10 else "flashinfer"
+            return "fa4" if device.capability is not None and device.capability[0] == 10 else "flashinfer"
         return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
 
-    def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
+    def kv_dtypes(self, settings: Settings, device: Device) -> tuple[str, str]:
         """Follow SGLang's ``configure_kv_cache_dtype``, for target and drafter."""
         served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
         target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
-        if self.draft_backend(settings, machine) == "fa4":
+        if self.draft_backend(settings, device) == "fa4":
             return target, served  # its kernels read K/V in the dtype of the queries
         own = {} if settings.dequantises or not self.has_drafter else declared(self.drafter_files.published) or {}
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen

@@ -1,17 +1,23 @@
-"""The serving plan, and the worker that serves it in this process."""
+"""The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.exact import is_requested, reasons_against_exact
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
+from sglang_dflash.plan.states import record_length, state_dtype, states_kept_by
+from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
 
 if TYPE_CHECKING:
-    from sglang_dflash.drafter.checkpoint import ModelFiles
-    from sglang_dflash.drafter.config import DrafterConfig
-    from sglang_dflash.plan.widths import WidthConfig
     from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
@@ -63,6 +69,9 @@ class ServingPlan:
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
+    groups: int = 1  # of ranks that serve different requests (DP attention)
+    backend: str | None = None  # the drafter's attention backend
+    state_dtype: str | None = None  # of replayed states
 
     @property
     def drafted(self) -> int:
@@ -96,6 +105,61 @@ class ServingPlan:
             "exact": "; ".join(self.inexact) or self.exact,
             "role": self.role,
         }
+
+
+def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> ServingPlan:
+    """Make the plan for a pair that our worker serves.
+
+    Raises:
+        DFlashError: the arguments set widths, copies or a state replay that cannot be served.
+    """
+    drafter, widths = pair.drafter, pair.widths
+    window = context_window(settings.speculative_draft_window_size, drafter)
+    block, backend = pair.block_size(settings), pair.draft_backend(settings, device) if pair.has_drafter else None
+    if widths is not None:
+        widths.widths_for(block, drafter.block_size)  # raises for a width beyond the block
+    elif settings.speculative_adaptive_config is not None:
+        raise DFlashError(
+            f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",
+            expected="both, or neither",
+            remedy="add --speculative-adaptive, or leave the file out",
+        )
+    copies = chooses_copies(settings, widths) and settings.disaggregation_mode != "prefill"
+    if not (copies or pair.has_drafter):
+        raise DFlashError(
+            "nothing drafts: there is no drafter, and blocks are not copied",
+            expected="a drafter, copies, or both",
+            remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
+        )
+    kept_by = states_kept_by(settings) if hybrid else None
+    replay, requested = hybrid and kept_by is None, is_requested(settings)
+    records = record_length(settings, block) if replay else 0
+    dtype = state_dtype(settings, pair, device) if replay else None
+    against = tuple(reasons_against_exact(settings, pair, device, replay=replay)) if requested else ()
+    return ServingPlan(
+        files=pair.drafter_files,
+        drafter=drafter,
+        block=block,
+        widths=widths,
+        window=None if window is None else DraftWindow(window, block, settings.page),
+        replay=replay,
+        kept_by=kept_by,
+        records=records,
+        copies=copies,
+        overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
+        role=cast(Role, settings.disaggregation_mode),
+        exact=requested and not against,
+        inexact=against,
+        overrides=settings.drafter_overrides,
+        groups=settings.groups,
+        backend=backend,
+        state_dtype=dtype,
+    )
+
+
+def _resumes_retracted(settings: Settings) -> bool:
+    # at a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced
+    return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
 
 
 class Current:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,11 @@ DRAFTER: dict[str, Any] = {
 MISSING = object()
 _RULES = [*PAIR_RULES.items()]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = dict(_RULES[:12]), dict(_RULES[12:16]), dict(_RULES[16:])
+
+
+def settings(environ: Mapping[str, str] = os.environ, **changes: Any) -> Settings:
+    """Return SGLang's default arguments with changes."""
+    return Settings(parse([], target="t", drafter="d")[0].arguments, environ, changes)
 
 
 def drafter(**changes: Any) -> dict[str, Any]:
@@ -119,10 +125,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
 
     written: dict[str, Any] = {}
     for name, value in {
-        "this_device": lambda _: device,
-        "resolving_view": lambda _: SimpleNamespace(speculative_algorithm="DFLASH"),
-        "Settings": SimpleNamespace(of=lambda _: settings),
-        "read_record": lambda _: Pair.of(settings),
+        "read_record": lambda _: launch.Launch(settings, Pair.of(settings), device),
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
