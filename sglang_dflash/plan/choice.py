@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
-from sglang_dflash.errors import Finding, error, raise_first_error
+from sglang_dflash.errors import Finding, error, raise_first_error, that_apply
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH, Settings
@@ -39,18 +39,11 @@ _PROVEN_LAYERS = {FULL, "linear_attention"}
 def unproven_kind(target: Mapping[str, Any]) -> str | None:
     """Return the parts of a target that no test of this package runs, or None."""
     text = text_config(target)
-    kinds = []
-    if "linear_attn_config" in text:
-        kinds.append("KDA states")
-    if text.get("kv_lora_rank"):
-        kinds.append("latent attention (MLA)")
-    kinds += [
-        f"layers of the type {kind}" for kind in sorted({*map(str, text.get("layer_types") or ())} - _PROVEN_LAYERS)
-    ]
-    family = str(text.get("model_type"))
-    if not kinds and not any(family in model_types for model_types, _ in PROVEN.values()):
-        kinds.append(f"model_type {family}")
-    return ", ".join(kinds) or None
+    layers, family = {*map(str, text.get("layer_types") or ())}, str(text.get("model_type"))
+    kinds = {"KDA states": "linear_attn_config" in text, "latent attention (MLA)": text.get("kv_lora_rank")}
+    kinds |= {f"layers of the type {kind}": True for kind in sorted(layers - _PROVEN_LAYERS)}
+    is_proven = any(family in model_types for model_types, _ in PROVEN.values())
+    return ", ".join(that_apply(kinds)) or (None if is_proven else f"model_type {family}")
 
 
 def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None:
@@ -76,26 +69,20 @@ def reason_for_builtin(settings: Settings, pair: Pair, device: Device) -> str | 
     Raises:
         DFlashError: DP attention lacks a condition, the megakernel is requested, or neither worker serves the pair.
     """
-    reason = next(_reasons(settings, pair, device), None)
+    is_other = device.kind == "gpu" and not (settings.device or "cuda").startswith("cuda")
+    reasons = {
+        f"the drafter type is {pair.kind}": pair.kind,
+        f"the device is {settings.device}": is_other,
+        "context parallelism is used": settings.attn_cp_size > 1 and settings.groups == 1,
+        "--enable-watermark is used": settings.enable_watermark,
+        "--speculative-accept-threshold-single is not lossless": settings.speculative_accept_threshold_single != 1.0,
+        "--speculative-accept-threshold-acc is not lossless": settings.speculative_accept_threshold_acc != 1.0,
+    }
+    reason = next(that_apply(reasons), None)
     raise_first_error(_served_by_neither(reason, pair, device))
     if reason is None:
         raise_first_error(_not_by_ours(settings, pair, device))
     return reason
-
-
-def _reasons(settings: Settings, pair: Pair, device: Device) -> Iterator[str]:
-    if pair.kind:
-        yield f"the drafter type is {pair.kind}"
-    if device.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
-        yield f"the device is {settings.device}"
-    if settings.attn_cp_size > 1 and settings.groups == 1:
-        yield "context parallelism is used"
-    if settings.enable_watermark:
-        yield "--enable-watermark is used"
-    if settings.speculative_accept_threshold_single != 1.0:
-        yield "--speculative-accept-threshold-single is not lossless"
-    if settings.speculative_accept_threshold_acc != 1.0:
-        yield "--speculative-accept-threshold-acc is not lossless"
 
 
 def _served_by_neither(reason: str | None, pair: Pair, device: Device) -> Iterator[Finding]:

@@ -13,24 +13,29 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, that_apply
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
 DTYPE_BYTES: dict[str, float] = {
-    "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
-    "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
-}  # fmt: skip
+    "float32": 4,
+    **dict.fromkeys(("bfloat16", "float16", "half", "bf16"), 2),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), 1),
+    "mxfp8": 33 / 32,  # scales included
+    **dict.fromkeys(("nvfp4", "fp4_mx_block16"), 9 / 16),
+}
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
 OUR_BACKEND = "dflash"  # ops.block_attention
 # sizes of the target's weights, with which the drafter was trained
-_SHAPES = (
-    "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "layer_types", "full_attention_interval", "linear_num_value_heads", "linear_num_key_heads",
-    "linear_value_head_dim", "linear_key_head_dim", "num_experts", "moe_intermediate_size",
-)  # fmt: skip
+_SHAPES = {
+    "all layers": ("vocab_size", "num_hidden_layers", "layer_types", "full_attention_interval", "hidden_size"),
+    "attention": ("num_attention_heads", "num_key_value_heads", "head_dim"),
+    "heads of a delta net": ("linear_num_value_heads", "linear_num_key_heads"),
+    "head size of a delta net": ("linear_value_head_dim", "linear_key_head_dim"),
+    "MLP": ("intermediate_size", "num_experts", "moe_intermediate_size"),
+}
 _ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
 _MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
@@ -155,16 +160,14 @@ class Pair:
 
     def backend_obstacle(self, settings: Settings) -> str | None:
         """Return why our attention backend cannot serve the drafter, or None."""
-        stored = settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype
-        if stored != "auto" and DTYPE_BYTES.get(stored, 0) not in (1, 2, 4):
-            return f"the drafter's K/V are stored in {stored}"
-        if not is_tile(self.drafter.head_dim):
-            return f"head_dim of the drafter is {self.drafter.head_dim}"
-        if settings.enable_unified_memory:
-            return "--enable-unified-memory translates slots"
-        if settings.enable_deterministic_inference:
-            return f"{DETERMINISTIC_FLAG}: its sums depend on the batch"
-        return None
+        stored, head_dim = settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype, self.drafter.head_dim
+        obstacles = {
+            f"the drafter's K/V are stored in {stored}": stored != "auto" and DTYPE_BYTES.get(stored) not in (1, 2, 4),
+            f"head_dim of the drafter is {head_dim}": not is_tile(head_dim),
+            "--enable-unified-memory translates slots": settings.enable_unified_memory,
+            f"{DETERMINISTIC_FLAG}: its sums depend on the batch": settings.enable_deterministic_inference,
+        }
+        return next(that_apply(obstacles), None)
 
     def _sglangs_draft_backend(self, settings: Settings, device: Device) -> str | None:
         # follows ``_resolve_dflash_draft_attention_backend``
@@ -211,7 +214,7 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     stated, given = (text_config(each) if "text_config" in config else each for each in (config, overrides))
     absent = [key for key in ("text_config", *DRAFTERS) if key in overrides and key not in config]
-    changed = [key for key in _SHAPES if key in given and given[key] != stated.get(key)]
+    changed = [key for keys in _SHAPES.values() for key in keys if key in given and given[key] != stated.get(key)]
     for key in [*absent, *changed]:
         remedy = "state its keys at the top level" if key == "text_config" else f"leave {key} out"
         own = f"set {DRAFTER_OVERRIDE}='{json.dumps({key: overrides.get(key)})}' for the drafter"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_dflash.errors import DFlashError, Finding, apply, error, first, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, error, first, note, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
@@ -110,10 +110,19 @@ def check_backends(settings: Settings, device: Device, *, hybrid: bool) -> Itera
     if device.capability is None:
         yield ok(f"not checked against {device.name}: no CUDA compute capability is known", about="backends")
         return
+    (major, minor), best = device.capability, device.default_backend
     for name in (*_TARGET_BACKENDS, "speculative_draft_attention_backend"):
-        if backend := getattr(settings, name):
-            limited = hybrid and device.is_blackwell and name in _TARGET_BACKENDS
-            yield apply(flag_of(name), _backend, flag_of(name), backend, device, device.capability, limited=limited)
+        backend, flag = getattr(settings, name), flag_of(name)
+        limited = hybrid and device.is_blackwell and name in _TARGET_BACKENDS
+        if backend and (
+            major not in _MAJORS.get(backend, {major}) or (limited and backend not in _HYBRID_ON_BLACKWELL)
+        ):
+            yield error(
+                f"{flag} {backend} on {device.name} (compute capability {major}.{minor})",
+                expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys((best, 'flashinfer', 'triton')))}",
+                remedy=f"set {flag} {best}",
+                about=flag,
+            )
 
 
 def _draft_backend(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:
@@ -125,14 +134,3 @@ def _draft_backend(settings: Settings, pair: Pair, device: Device) -> Iterator[F
             remedy="leave --speculative-draft-attention-backend out",
         )
     yield ok(str(backend or "unknown"))
-
-
-def _backend(flag: str, backend: str, device: Device, capability: tuple[int, int], *, limited: bool) -> Finding:
-    (major, minor), best = capability, device.default_backend
-    if major in _MAJORS.get(backend, {major}) and not (limited and backend not in _HYBRID_ON_BLACKWELL):
-        return ok(f"{backend} on {device.name}")
-    return error(
-        f"{flag} {backend} on {device.name} (compute capability {major}.{minor})",
-        expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys((best, 'flashinfer', 'triton')))}",
-        remedy=f"set {flag} {best}",
-    )

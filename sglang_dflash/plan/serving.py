@@ -135,7 +135,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
     replay, requested = hybrid and kept_by is None, is_requested(settings)
     records = record_length(settings, block) if replay else 0
     dtype = state_dtype(settings, pair, device) if replay else None
-    against = tuple(reasons_against_exact(settings, pair, device, replay=replay)) if requested else ()
+    against = reasons_against_exact(settings, pair, device, replay=replay) if requested else ()
     return ServingPlan(
         files=pair.drafter_files,
         drafter=drafter,
