@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec
@@ -84,11 +84,6 @@ def first(
 ) -> Finding:
     """Return the first finding of a rule, and an ok one without any."""
     return apply(about, lambda: next(rule(*args, **kwargs), ok("as expected")))
-
-
-def that_apply(reasons: Mapping[str, object]) -> Iterator[str]:
-    """Yield the reasons whose value is true."""
-    return (reason for reason, applies in reasons.items() if applies)
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:

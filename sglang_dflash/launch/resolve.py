@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
 
 logger = logging.getLogger(__name__)
-_SOURCE = "sglang_dflash"
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def _log_findings(findings: Iterable[Finding]) -> None:
 
 
 def _declare(server_args: ServerArgs, **changes: Any) -> None:
-    declare_resolution(server_args, _SOURCE, **changes)
+    declare_resolution(server_args, "sglang_dflash", **changes)
 
 
 def _leave(server_args: ServerArgs, reason: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
-from sglang_dflash.errors import Finding, error, raise_first_error, that_apply
+from sglang_dflash.errors import Finding, error, raise_first_error
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH, Settings
@@ -42,8 +42,9 @@ def unproven_kind(target: Mapping[str, Any]) -> str | None:
     layers, family = {*map(str, text.get("layer_types") or ())}, str(text.get("model_type"))
     kinds = {"KDA states": "linear_attn_config" in text, "latent attention (MLA)": text.get("kv_lora_rank")}
     kinds |= {f"layers of the type {kind}": True for kind in sorted(layers - _PROVEN_LAYERS)}
-    is_proven = any(family in model_types for model_types, _ in PROVEN.values())
-    return ", ".join(that_apply(kinds)) or (None if is_proven else f"model_type {family}")
+    if not any(kinds.values()):
+        kinds = {f"model_type {family}": not any(family in model_types for model_types, _ in PROVEN.values())}
+    return ", ".join(kind for kind, applies in kinds.items() if applies) or None
 
 
 def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None:
@@ -52,13 +53,14 @@ def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None
     Raises:
         DFlashError: neither worker serves the pair.
     """
-    reason = None
     if device.is_rocm:
         reason = ON_ROCM
     else:
         pair.check_type()
-        if settings.variable(SWITCH) != OURS and (kind := unproven_kind(pair.target)):
-            reason = f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
+        kind = unproven_kind(pair.target)
+        if kind is None or settings.variable(SWITCH) == OURS:
+            return None
+        reason = f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
     raise_first_error(_served_by_neither(reason, pair, device))
     return reason
 
@@ -78,16 +80,13 @@ def reason_for_builtin(settings: Settings, pair: Pair, device: Device) -> str | 
         "--speculative-accept-threshold-single is not lossless": settings.speculative_accept_threshold_single != 1.0,
         "--speculative-accept-threshold-acc is not lossless": settings.speculative_accept_threshold_acc != 1.0,
     }
-    reason = next(that_apply(reasons), None)
-    raise_first_error(_served_by_neither(reason, pair, device))
-    if reason is None:
-        raise_first_error(_not_by_ours(settings, pair, device))
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    refused = _served_by_neither(reason, pair, device) if reason else _not_by_ours(settings, pair, device)
+    raise_first_error(refused)
     return reason
 
 
-def _served_by_neither(reason: str | None, pair: Pair, device: Device) -> Iterator[Finding]:
-    if reason is None:
-        return
+def _served_by_neither(reason: str, pair: Pair, device: Device) -> Iterator[Finding]:
     if not pair.has_drafter:
         yield error(
             f"{reason}, and there is no drafter",

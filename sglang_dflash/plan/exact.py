@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sglang_dflash.errors import Finding, ok, that_apply, warn
+from sglang_dflash.errors import Finding, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings
@@ -40,7 +40,7 @@ def reasons_against_exact(settings: Settings, pair: Pair, device: Device, *, rep
         "LoRA adapters are served": settings.enable_lora,
         f"--tp-size {settings.tp_size} sums over ranks": settings.tp_size > 1,
     }
-    return tuple(that_apply(reasons))
+    return tuple(reason for reason, applies in reasons.items() if applies)
 
 
 def _other_kernels(settings: Settings, pair: Pair) -> dict[str, object]:

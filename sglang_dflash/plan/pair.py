@@ -13,7 +13,7 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
-from sglang_dflash.errors import DFlashError, that_apply
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
@@ -167,7 +167,7 @@ class Pair:
             "--enable-unified-memory translates slots": settings.enable_unified_memory,
             f"{DETERMINISTIC_FLAG}: its sums depend on the batch": settings.enable_deterministic_inference,
         }
-        return next(that_apply(obstacles), None)
+        return next((obstacle for obstacle, applies in obstacles.items() if applies), None)
 
     def _sglangs_draft_backend(self, settings: Settings, device: Device) -> str | None:
         # follows ``_resolve_dflash_draft_attention_backend``

@@ -10,7 +10,7 @@ from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFi
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.serving import context_window
+from sglang_dflash.plan.serving import check_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.plan.states import check_snapshots
 from sglang_dflash.plan.widths import check_block
@@ -88,18 +88,6 @@ def _candidates(settings: Settings, pair: Pair) -> Iterator[Finding]:
             expected="a vocabulary with as many tokens on every rank",
             remedy="lower --tp-size",
         )
-
-
-def _window(settings: Settings, pair: Pair) -> Iterator[Finding]:
-    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
-    if window is not None and window < block:
-        yield error(
-            f"--speculative-draft-window-size {window}, block size {block}",
-            expected=f"{block} or more",
-            remedy="choose a window of at least one block; 2048 or 4096 are usual",
-        )
-    reads = context_window(window, pair.drafter)
-    yield ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
 
 
 def _context(settings: Settings, pair: Pair) -> Iterator[Finding]:
@@ -271,7 +259,7 @@ PAIR_RULES: dict[str, Rule] = {
     "block size": check_block,
     "heads by tensor parallelism": _heads,
     "candidates": _candidates,
-    "draft window": _window,
+    "draft window": check_window,
     "context length": _context,
     "recurrent snapshots": check_snapshots,
     "drafter's tensors": _tensors,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, Finding, error, ok
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
 from sglang_dflash.plan.pair import Pair
@@ -49,6 +49,18 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
         return None
     sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
     return max(requested, sliding) if FULL in drafter.layer_types else sliding
+
+
+def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
+    if window is not None and window < block:
+        yield error(
+            f"--speculative-draft-window-size {window}, block size {block}",
+            expected=f"{block} or more",
+            remedy="choose a window of at least one block; 2048 or 4096 are usual",
+        )
+    reads = context_window(window, pair.drafter)
+    yield ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
     """
     drafter, widths = pair.drafter, pair.widths
     window = context_window(settings.speculative_draft_window_size, drafter)
-    block, backend = pair.block_size(settings), pair.draft_backend(settings, device) if pair.has_drafter else None
+    block, backend = pair.block_size(settings), pair.draft_backend(settings, device)
     if widths is not None:
         widths.widths_for(block, drafter.block_size)  # raises for a width beyond the block
     elif settings.speculative_adaptive_config is not None:
@@ -152,7 +164,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         inexact=against,
         overrides=settings.drafter_overrides,
         groups=settings.groups,
-        backend=backend,
+        backend=backend if pair.has_drafter else None,
         state_dtype=dtype,
     )
 

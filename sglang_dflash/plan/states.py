@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from sglang_dflash.errors import DFlashError, Finding, error, that_apply
+from sglang_dflash.errors import DFlashError, Finding, error
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import REPLAY_SWITCH, Settings
@@ -36,7 +36,7 @@ def states_kept_by(settings: Settings) -> str | None:
         "--enable-unified-memory allocates no records": settings.enable_unified_memory,
         f"{_RAGGED_VERIFY}={ragged}": ragged not in ("", "static"),
     }
-    reason = next(that_apply(reasons), None)
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason and (settings.enable_linear_replayssm_spec or settings.variable(REPLAY_SWITCH) == "1"):
         request = _REQUEST if settings.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
         raise DFlashError(
