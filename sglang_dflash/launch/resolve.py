@@ -104,7 +104,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     plan = decide(settings, pair, device, hybrid=hybrid)
     _log_findings(check_exact(plan))
     write_record(server_args, plan)
-    if plan.backend == OUR_BACKEND:
+    if plan.own_attention:
         accept_our_backend()
         _declare(server_args, speculative_draft_attention_backend=OUR_BACKEND)
     if plan.widths is not None:

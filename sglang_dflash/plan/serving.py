@@ -12,7 +12,7 @@ from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.errors import DFlashError, Finding, error, ok
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 from sglang_dflash.plan.states import record_length, state_dtype, states_kept_by
 from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
@@ -82,7 +82,7 @@ class ServingPlan:
     inexact: tuple[str, ...] = ()  # why not, if requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
     groups: int = 1  # of ranks that serve different requests (DP attention)
-    backend: str | None = None  # the drafter's attention backend
+    own_attention: bool = False  # whether the drafter attends through our backend
     state_dtype: str | None = None  # of replayed states
 
     @property
@@ -164,7 +164,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         inexact=against,
         overrides=settings.drafter_overrides,
         groups=settings.groups,
-        backend=backend if pair.has_drafter else None,
+        own_attention=pair.has_drafter and backend == OUR_BACKEND,
         state_dtype=dtype,
     )
 
