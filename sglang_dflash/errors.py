@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec
@@ -77,6 +77,13 @@ def apply(
         return replace(rule(*args, **kwargs), about=about)
     except DFlashError as raised:
         return Finding.of(raised, about)
+
+
+def first(
+    about: str, rule: Callable[Parameters, Iterator[Finding]], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Finding:
+    """Return the first finding of a rule, and an ok one without any."""
+    return apply(about, lambda: next(rule(*args, **kwargs), ok("as expected")))
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:

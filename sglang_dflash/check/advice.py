@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -42,7 +42,7 @@ def more_requests(settings: Settings, device: Device, pair: Pair, memory: Memory
     if served.running >= wanted:
         return advice
     for name, values in _changes(settings, memory):
-        tried = [_pools(replace(settings, **{name: value}), device, pair, memory) for value in values]
+        tried = [_pools(settings.changed(**{name: value}), device, pair, memory) for value in values]
         if name == _RATIO:  # K/V for one full context must remain
             tried = [*takewhile(lambda pools: pools.tokens >= min(pools.sizing.context, served.tokens), tried)]
         running = [pools.requests_of(TOKENS_PER_REQUEST) for pools in tried]

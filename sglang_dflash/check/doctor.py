@@ -14,9 +14,9 @@ import typer
 from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.check.machine import find_gpu
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.choice import ON_ROCM
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.plan.division import size
-from sglang_dflash.plan.plan import ON_ROCM
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
@@ -103,7 +103,7 @@ def examine() -> Report:
 
 def _serving_device() -> tuple[Device, list[str]]:
     check_version()  # SGLang may be absent
-    settings = Settings.of(Settings())
+    settings = Settings()
     settings.validate()
     if settings.wants_builtin:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")

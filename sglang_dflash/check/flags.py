@@ -13,7 +13,8 @@ from sglang_dflash.errors import DFlashError, Finding, error, note, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair, count
-from sglang_dflash.plan.settings import Settings, argument_fields, flag_of
+from sglang_dflash.plan.settings import READ, Settings, flag_of
+from sglang_dflash.plan.states import flashinfer_states
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
@@ -73,9 +74,9 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
         if given != value and (given.upper() != value or value != "DFLASH"):
             contradicts = f"{flag} {given} contradicts {value}, the pair that is checked"
             raise DFlashError(contradicts, expected=f"{flag} {value}", remedy=f"leave {flag} out")
-    read = {each.name for each in argument_fields()} - _COUNTED_IN_PART | pair.keys()
+    read = READ - _COUNTED_IN_PART | pair.keys()
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-    return Settings.of(args), [flag_of(name) for name in changed if name not in read]
+    return Settings(args), [flag_of(name) for name in changed if name not in read]
 
 
 def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
@@ -107,7 +108,7 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
 
 def check_linear_backends(settings: Settings, device: Device, cuda: str | None) -> Iterator[Finding]:
     """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    flag, dtype = settings.flashinfer_states(device), settings.mamba_ssm_dtype
+    flag, dtype = flashinfer_states(settings, device), settings.mamba_ssm_dtype
     if flag is not None and dtype != "bfloat16":
         level, given = (note, "") if dtype is None else (error, f", and --mamba-ssm-dtype is {dtype}")
         yield level(

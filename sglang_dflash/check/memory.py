@@ -18,12 +18,13 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import Finding, warn
+from sglang_dflash.plan.choice import PROVEN, unproven_kind
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.plan import PROVEN, unproven_kind
 from sglang_dflash.plan.serving import DraftWindow, context_window
-from sglang_dflash.plan.settings import Settings, in_transfer, ring_length, slots_per_request
+from sglang_dflash.plan.settings import Settings, in_transfer, slots_per_request
+from sglang_dflash.plan.states import CONV_DTYPE, ring_length, state_dtype, states_kept_by
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -68,7 +69,7 @@ def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Poo
     if not sizing.kept.scratch:
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
-    return (kept, replayed) if settings.states_kept_by else (replayed, kept)
+    return (kept, replayed) if states_kept_by(settings) else (replayed, kept)
 
 
 def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
@@ -104,8 +105,8 @@ def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
 def _request_states(
     settings: Settings, device: Device, pair: Pair, block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
-    conv = settings.conv_dtype_variable or ("bfloat16" if device.kind == "gpu" else activations)
-    dtypes = {"recurrent_bytes": dtype_bytes(pair.state_dtype(settings, device)), "conv_bytes": dtype_bytes(conv)}
+    conv = settings.variable(CONV_DTYPE) or ("bfloat16" if device.kind == "gpu" else activations)
+    dtypes = {"recurrent_bytes": dtype_bytes(state_dtype(settings, pair, device)), "conv_bytes": dtype_bytes(conv)}
     state = state_bytes(pair.text, **dtypes, tp_size=settings.sharing)
     # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
     may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory

@@ -14,12 +14,13 @@ from sglang_dflash.check.flags import check_flags, check_linear_backends
 from sglang_dflash.check.memory import MemoryTable, expected_memory, sizing_of, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
-from sglang_dflash.plan.rules import check_plan, check_rules
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.rules import check_rules
+from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import Settings
 
 TITLE = 72  # columns before the verdict
@@ -158,7 +159,7 @@ def preflight(settings: Settings, device: Device) -> Report:
         plan = decide(settings, pair, device, hybrid=pair.hybrid)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, "configuration")])
-    findings += check_plan(plan)
+    findings += check_exact(plan)
     if unknown := unknown_size(pair):
         return Report([*findings, unknown], plan)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +21,14 @@ from sglang_dflash.launch.takeover import (
     on_our_cpu_platform,
     refuse_without_accelerator,
 )
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device, local_gpu
+from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
-from sglang_dflash.plan.plan import decide, left_untouched, reason_for_builtin
-from sglang_dflash.plan.rules import check_plan, check_rules
-from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.plan.settings import PLAIN_LAYERS, REPLAY_SWITCH, Settings
+from sglang_dflash.plan.rules import check_rules
+from sglang_dflash.plan.serving import ServingPlan, decide
+from sglang_dflash.plan.settings import PLAIN_LAYERS, REPLAY_SWITCH, SWITCH, Settings
+from sglang_dflash.plan.states import needs_bfloat16_states
 from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.launch import (
     declare_resolution,
@@ -40,60 +42,71 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
 
 logger = logging.getLogger(__name__)
-_SOURCE = "sglang_dflash"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A checked launch, which the first hook hands on to the second.
+
+    Between them SGLang resolves ``--page-size``, ``--enable-dp-lm-head``, attention backends and others: ``settings``
+    always reads the resolved values.
+    """
+
+    settings: Settings
+    pair: Pair
+    device: Device
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_model_source_paths``: check the pair and raise its first error."""
     previous(server_args)
-    if not _is_dflash(server_args):
+    settings = Settings(resolving_view(server_args))
+    if str(settings.speculative_algorithm).upper() != "DFLASH":
         return
     for line in explain_environment():
         logger.warning("DFLASH: %s", line)
-    settings = Settings.of(resolving_view(server_args))
     settings.validate()
     if settings.wants_builtin:
+        _leave(server_args, f"{SWITCH}=builtin")
         return
     refuse_without_accelerator()
     device, pair = this_device(settings.base_gpu_id), Pair.of(settings)
-    if left_untouched(settings, pair, device):
+    if reason := left_untouched(settings, pair, device):
+        _leave(server_args, reason)
         return
     check_sglang()
     _log_findings(check_rules(settings, pair, device))
-    if settings.needs_bfloat16_states(device):
+    if needs_bfloat16_states(settings, device):
         _declare(server_args, mamba_ssm_dtype="bfloat16")
-    if not pair.has_drafter:
-        write_record(server_args, pair)
-        return
-    if pair.kind is None and settings.speculative_draft_model_quantization is None:
+    if pair.has_drafter and pair.kind is None and settings.speculative_draft_model_quantization is None:
         # SGLang would apply the target's flag to the drafter
         _declare(server_args, speculative_draft_model_quantization=PLAIN_LAYERS)
-    if view := plain_view(pair.loaded_files):
+    if pair.has_drafter and (view := plain_view(pair.loaded_files)):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", pair.drafter_files.name, view)
         _declare(server_args, speculative_draft_model_path=str(view), speculative_draft_model_revision=None)
         pair = pair.loaded_from(view)
-    write_record(server_args, pair)
+    write_record(server_args, Launch(settings, pair, device))
 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or the reason for SGLang's own
     worker."""
-    if not _is_dflash(server_args):
+    launch = read_record(server_args)
+    if not isinstance(launch, Launch):
         previous(server_args)
         return
-    settings, found = Settings.of(resolving_view(server_args)), read_record(server_args)
-    pair = found if isinstance(found, Pair) else Pair.of(settings)
-    device = this_device(settings.base_gpu_id)
-    reason = reason_for_builtin(settings, pair, device)
-    if reason is not None:
-        logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
-        write_record(server_args, reason)
+    settings, pair, device = launch.settings, launch.pair, launch.device
+    if reason := reason_for_builtin(settings, pair, device):
+        _leave(server_args, reason)
         previous(server_args)
         return
+    # SGLang's own answer, which it has only now: it replays the states of gated delta nets alone
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
     plan = decide(settings, pair, device, hybrid=hybrid)
-    _log_findings(check_plan(plan))
-    if plan.drafts and pair.draft_backend(settings, device) == OUR_BACKEND:
+    _log_findings(check_exact(plan))
+    write_record(server_args, plan)
+    enter_tokenizer()
+    if plan.own_attention:
         accept_our_backend()
         _declare(server_args, speculative_draft_attention_backend=OUR_BACKEND)
     if plan.widths is not None:
@@ -111,17 +124,14 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         # after a resume a trainer writes the target only
         _declare(server_args, enable_draft_weights_cpu_backup=True)
         logger.info("DFLASH: the drafter's weights are backed up in host memory while the server sleeps")
-    write_record(server_args, plan)
-    enter_tokenizer()
-    if plan.drafts:  # SGLang reads the drafter's configuration here, with the target's overrides
-        _declare(server_args, json_model_override_args=json.dumps(plan.overrides))
-        previous(server_args)
-        _declare(server_args, json_model_override_args=settings.json_model_override_args)
-    else:  # SGLang requires a path, and reads its configuration if no block size is set
-        path = settings.model_path
-        _declare(server_args, speculative_draft_model_path=path, speculative_num_draft_tokens=plan.block)
-        previous(server_args)
-        _declare(server_args, speculative_draft_model_path=None, speculative_draft_model_revision=None)
+    # the step reads the drafter's configuration, with the target's overrides, and requires a drafter
+    only_now: dict[str, Any] = {"json_model_override_args": json.dumps(plan.overrides)}
+    if not plan.drafts:
+        only_now = {"speculative_draft_model_path": settings.model_path, "speculative_draft_model_revision": None}
+    restored = {name: getattr(settings, name) for name in only_now}
+    _declare(server_args, **only_now)
+    previous(server_args)
+    _declare(server_args, **restored)
     if plan.kept_by:
         logger.info("DFLASH: storing a recurrent state per draft token: %s", plan.kept_by)
     if plan.replay:  # declared now, because SGLang would refuse a replay for DFLASH on these targets
@@ -131,7 +141,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         )
         _declare(server_args, enable_linear_replayssm_spec=True, linear_replayssm_cache_len=plan.records)
         # SGLang's default for a replay is float32, even if plain decoding has another dtype
-        _declare(server_args, mamba_ssm_dtype=pair.state_dtype(settings, device))
+        _declare(server_args, mamba_ssm_dtype=plan.state_dtype)
 
 
 def override_drafter(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -180,8 +190,9 @@ def _log_findings(findings: Iterable[Finding]) -> None:
 
 
 def _declare(server_args: ServerArgs, **changes: Any) -> None:
-    declare_resolution(server_args, _SOURCE, **changes)
+    declare_resolution(server_args, "sglang_dflash", **changes)
 
 
-def _is_dflash(server_args: ServerArgs) -> bool:
-    return str(resolving_view(server_args).speculative_algorithm).upper() == "DFLASH"
+def _leave(server_args: ServerArgs, reason: str) -> None:
+    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
+    write_record(server_args, reason)

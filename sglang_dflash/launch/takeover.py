@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import why_no_accelerator
 from sglang_dflash.plan.pair import OUR_BACKEND
 from sglang_dflash.plan.serving import ServingPlan
@@ -52,10 +51,9 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
 
 
 def worker_for(server_args: ServerArgs) -> type | None:
-    """Set this process's plan and return our worker class, or None; DFlashError for a launch without this package."""
+    """Return our worker class, with its hooks installed, or None; DFlashError for a launch without this package."""
     decided = read_record(server_args)
     if isinstance(decided, ServingPlan):
-        serving.plan = decided
         enter_scheduler(decided)
         return our_worker()
     if not isinstance(decided, str):
@@ -64,7 +62,6 @@ def worker_for(server_args: ServerArgs) -> type | None:
             expected="the plan that sglang-dflash makes in the launching process",
             remedy="install sglang-dflash where the server is launched too, in the same version",
         )
-    serving.plan = None
     return None
 
 

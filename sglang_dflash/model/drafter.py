@@ -14,7 +14,7 @@ from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.plan.serving import the_plan
+from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.worker import (
     DraftParallelSpec,
     DraftTPExecution,
@@ -119,7 +119,7 @@ class DFlashDraftModel(nn.Module):
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
         self.config = config
-        self.drafter_config = parsed = the_plan().drafter
+        self.drafter_config = parsed = current.worker.plan.drafter
         rotary = get_rope(
             parsed.head_dim,
             rotary_dim=parsed.rotary_dim,
@@ -154,7 +154,7 @@ class DFlashDraftModel(nn.Module):
             self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
-        self._returns_margins = the_plan().copies
+        self._returns_margins = current.worker.plan.copies
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:

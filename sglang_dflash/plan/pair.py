@@ -19,18 +19,23 @@ from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OV
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
 DTYPE_BYTES: dict[str, float] = {
-    "float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "bf16": 2,
-    "fp8_e4m3": 1, "fp8_e5m2": 1, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp4_mx_block16": 9 / 16,  # scales included
-}  # fmt: skip
+    "float32": 4,
+    **dict.fromkeys(("bfloat16", "float16", "half", "bf16"), 2),
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), 1),
+    "mxfp8": 33 / 32,  # scales included
+    **dict.fromkeys(("nvfp4", "fp4_mx_block16"), 9 / 16),
+}
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
 OUR_BACKEND = "dflash"  # ops.block_attention
 # sizes of the target's weights, with which the drafter was trained
-_SHAPES = (
-    "vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "layer_types", "full_attention_interval", "linear_num_value_heads", "linear_num_key_heads",
-    "linear_value_head_dim", "linear_key_head_dim", "num_experts", "moe_intermediate_size",
-)  # fmt: skip
+_SHAPES = {
+    "all layers": ("vocab_size", "num_hidden_layers", "layer_types", "full_attention_interval", "hidden_size"),
+    "attention": ("num_attention_heads", "num_key_value_heads", "head_dim"),
+    "heads of a delta net": ("linear_num_value_heads", "linear_num_key_heads"),
+    "head size of a delta net": ("linear_value_head_dim", "linear_key_head_dim"),
+    "MLP": ("intermediate_size", "num_experts", "moe_intermediate_size"),
+}
 _ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
 _MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
@@ -63,8 +68,14 @@ class Pair:
     def has_drafter(self) -> bool:
         return bool(self.drafter_files.name)
 
-    def read(self) -> None:
-        _ = self.drafter, self.widths, self.hybrid
+    def read(self) -> tuple[DrafterConfig, WidthConfig | None, bool]:
+        """Read every configuration; DFlashError for the first that cannot be used."""
+        return self.drafter, self.widths, self.hybrid
+
+    def check_type(self) -> None:
+        """Raise DFlashError for a drafter that SGLang does not serve as DFLASH either."""
+        if self.has_drafter:
+            kind_left_to_builtin(self.drafter_files.config)
 
     @cached_property
     def target(self) -> Mapping[str, Any]:
@@ -126,11 +137,6 @@ class Pair:
         listed = self.widths.widths if self.widths is not None else ()
         return min(block, max(2, *listed)) if listed else block
 
-    def state_dtype(self, settings: Settings, machine: Device) -> str:
-        """Return the dtype of recurrent states in plain decoding, as ``mamba2_state_dtype`` chooses it."""
-        chosen = settings.state_dtype(machine) or settings.ssm_dtype_variable
-        return chosen or self.text.get("mamba_ssm_dtype") or "float32"
-
     def served_dtype(self, settings: Settings) -> str:
         """Return the dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
         if settings.dtype != "auto":
@@ -140,48 +146,46 @@ class Pair:
         stated = self.text.get("dtype") or self.text.get("torch_dtype") or self.target.get("dtype")
         return "float16" if stated in (None, "float32") else str(stated)
 
-    def draft_backend(self, settings: Settings, machine: Device) -> str | None:
+    def draft_backend(self, settings: Settings, device: Device) -> str | None:
         """Return the drafter's attention backend; None for an unknown GPU.
 
         By default ours where SGLang would choose FlashInfer or Triton, otherwise SGLang's.
         """
         if settings.speculative_draft_attention_backend == OUR_BACKEND:
             return OUR_BACKEND
-        found = self._sglangs_draft_backend(settings, machine)
-        by_default = settings.speculative_draft_attention_backend is None and machine.kind == "gpu"
+        found = self._sglangs_draft_backend(settings, device)
+        by_default = settings.speculative_draft_attention_backend is None and device.kind == "gpu"
         replaced = by_default and found in ("flashinfer", "triton") and self.backend_obstacle(settings) is None
         return OUR_BACKEND if replaced else found
 
     def backend_obstacle(self, settings: Settings) -> str | None:
         """Return why our attention backend cannot serve the drafter, or None."""
-        stored = settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype
-        if stored != "auto" and DTYPE_BYTES.get(stored, 0) not in (1, 2, 4):
-            return f"the drafter's K/V are stored in {stored}"
-        if not is_tile(self.drafter.head_dim):
-            return f"head_dim of the drafter is {self.drafter.head_dim}"
-        if settings.enable_unified_memory:
-            return "--enable-unified-memory translates slots"
-        if settings.enable_deterministic_inference:
-            return f"{DETERMINISTIC_FLAG}: its sums depend on the batch"
-        return None
+        stored, head_dim = settings.speculative_draft_kv_cache_dtype or settings.kv_cache_dtype, self.drafter.head_dim
+        obstacles = {
+            f"the drafter's K/V are stored in {stored}": stored != "auto" and DTYPE_BYTES.get(stored) not in (1, 2, 4),
+            f"head_dim of the drafter is {head_dim}": not is_tile(head_dim),
+            "--enable-unified-memory translates slots": settings.enable_unified_memory,
+            f"{DETERMINISTIC_FLAG}: its sums depend on the batch": settings.enable_deterministic_inference,
+        }
+        return next((obstacle for obstacle, applies in obstacles.items() if applies), None)
 
-    def _sglangs_draft_backend(self, settings: Settings, machine: Device) -> str | None:
+    def _sglangs_draft_backend(self, settings: Settings, device: Device) -> str | None:
         # follows ``_resolve_dflash_draft_attention_backend``
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
-        if chosen is None and machine.capability is not None:
-            chosen = machine.default_backend
+        if chosen is None and device.capability is not None:
+            chosen = device.default_backend
         slides = set(self.drafter.layer_types) == {SLIDING}
         if chosen == "trtllm_mha" and not (slides or self.drafter.is_causal):
-            return "fa4" if machine.capability is not None and machine.capability[0] == 10 else "flashinfer"
+            return "fa4" if device.capability is not None and device.capability[0] == 10 else "flashinfer"
         return chosen if chosen in {None, *DRAFT_BACKENDS} else "flashinfer"
 
-    def kv_dtypes(self, settings: Settings, machine: Device) -> tuple[str, str]:
+    def kv_dtypes(self, settings: Settings, device: Device) -> tuple[str, str]:
         """Follow SGLang's ``configure_kv_cache_dtype``, for target and drafter."""
         served, chosen = self.served_dtype(settings), settings.kv_cache_dtype
         target = _kv_dtype(self.quantisation or {}, served) if chosen == "auto" else chosen
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
-        if self.draft_backend(settings, machine) == "fa4":
+        if self.draft_backend(settings, device) == "fa4":
             return target, served  # its kernels read K/V in the dtype of the queries
         own = {} if settings.dequantises or not self.has_drafter else declared(self.drafter_files.published) or {}
         return target, _kv_dtype(own, served) if chosen == "auto" else chosen
@@ -210,7 +214,7 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     stated, given = (text_config(each) if "text_config" in config else each for each in (config, overrides))
     absent = [key for key in ("text_config", *DRAFTERS) if key in overrides and key not in config]
-    changed = [key for key in _SHAPES if key in given and given[key] != stated.get(key)]
+    changed = [key for keys in _SHAPES.values() for key in keys if key in given and given[key] != stated.get(key)]
     for key in [*absent, *changed]:
         remedy = "state its keys at the top level" if key == "text_config" else f"leave {key} out"
         own = f"set {DRAFTER_OVERRIDE}='{json.dumps({key: overrides.get(key)})}' for the drafter"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,211 +10,154 @@ from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFi
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.plan import chooses_copies
-from sglang_dflash.plan.serving import context_window
-from sglang_dflash.plan.settings import LONGER_CONTEXT, PLAIN_LAYERS, Settings
+from sglang_dflash.plan.serving import check_window
+from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
+from sglang_dflash.plan.states import check_snapshots
+from sglang_dflash.plan.widths import check_block
 
-Rule = Callable[[Settings, Pair], Finding]
-_CHUNK = 64  # tokens of SGLang's GDN kernels
+Rule = Callable[[Settings, Pair], Iterator[Finding]]
+_LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 SAMPLE = 64  # rows compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 _ITS_DRAFTER = "use the drafter that was trained for this target"
 
 
-def _code(settings: Settings, pair: Pair) -> Finding:
+def _code(settings: Settings, pair: Pair) -> Iterator[Finding]:
     named = pair.drafter_files.config.get("auto_map")
-    if not settings.trust_remote_code or not isinstance(named, Mapping) or _CODE not in named:
-        return ok("none is executed")
-    return error(
-        f"--trust-remote-code would run the drafter's own code ({_CODE} {named[_CODE]!r} in its config.json)",
-        expected="a drafter without code: sglang-dflash has the drafter's model built in",
-        remedy=f"take {_CODE} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
-    )
+    if settings.trust_remote_code and isinstance(named, Mapping) and _CODE in named:
+        yield error(
+            f"--trust-remote-code would run the drafter's own code ({_CODE} {named[_CODE]!r} in its config.json)",
+            expected="a drafter without code: sglang-dflash has the drafter's model built in",
+            remedy=f"take {_CODE} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
+        )
 
 
-def _same(key: str, targets_key: str, settings: Settings, pair: Pair) -> Finding:
+def _same(key: str, targets_key: str, settings: Settings, pair: Pair) -> Iterator[Finding]:
     ours, theirs = getattr(pair.drafter, key), pair.text.get(targets_key)
-    if ours in (theirs, None):
-        return ok(str(theirs))
-    return error(
-        f"{key} {ours} of the drafter, {theirs} of the target",
-        expected="the same: the drafter uses the target's embedding, LM head and hidden states",
-        remedy=_ITS_DRAFTER,
-    )
+    if ours not in (theirs, None):
+        yield error(
+            f"{key} {ours} of the drafter, {theirs} of the target",
+            expected="the same: the drafter uses the target's embedding, LM head and hidden states",
+            remedy=_ITS_DRAFTER,
+        )
 
 
-def _layer_ids(settings: Settings, pair: Pair) -> Finding:
+def _layer_ids(settings: Settings, pair: Pair) -> Iterator[Finding]:
     ids, actual = list(pair.drafter.target_layer_ids), count(pair.text, "num_hidden_layers")
-    beyond = [layer for layer in ids if layer >= actual - 1]
-    if not beyond:
-        return ok(f"{ids} of {actual}")
-    return error(
-        f"target_layer_ids {ids}: {beyond[0]} cannot be captured in a target of {actual} layers",
+    for layer in ids:
         # SGLang captures a layer's output at the next layer's input
-        expected=f"layers 0 to {actual - 2}",
-        remedy=_ITS_DRAFTER,
-    )
+        if layer >= actual - 1:
+            yield error(
+                f"target_layer_ids {ids}: {layer} cannot be captured in a target of {actual} layers",
+                expected=f"layers 0 to {actual - 2}",
+                remedy=_ITS_DRAFTER,
+            )
 
 
-def _mask_token(settings: Settings, pair: Pair) -> Finding:
+def _mask_token(settings: Settings, pair: Pair) -> Iterator[Finding]:
     token, rows = pair.drafter.mask_token_id, pair.text.get("vocab_size")
     if isinstance(rows, int) and token >= rows:
-        return error(
+        yield error(
             f"mask_token_id {token}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
             remedy=_ITS_DRAFTER,
         )
-    return ok(str(token))
 
 
-def _block(settings: Settings, pair: Pair) -> Finding:
-    trained, block = pair.drafter.block_size, settings.block
-    if trained is None and block is None:
-        return error(
-            "block_size is missing in the drafter's config.json and no flag sets it",
-            expected="a block size",
-            remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
-        )
-    if trained is None or block is None or block <= trained:
-        return ok(f"{block or trained}" + (f" of {trained}" if trained else ""))
-    if pair.widths is not None and chooses_copies(settings, pair.widths):
-        return ok(f"{block}: {trained} drafted, the rest copied")
-    return error(
-        f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
-        expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
-        remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
-    )
-
-
-def _heads(settings: Settings, pair: Pair) -> Finding:
+def _heads(settings: Settings, pair: Pair) -> Iterator[Finding]:
     drafter, kv, tp = pair.drafter, pair.drafter.num_kv_heads, settings.sharing
     kv_fits = kv % tp == 0 or tp % kv == 0  # with more ranks than KV heads, tp / kv ranks hold each head
-    if kv_fits and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0:
-        return ok(f"{drafter.num_heads} heads, {kv} KV heads, TP {tp}")
-    return error(
-        f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
-        f"intermediate_size {drafter.intermediate_size}",
-        expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
-        remedy="choose another --tp-size",
-    )
+    if not kv_fits or drafter.num_heads % tp or drafter.intermediate_size % tp:
+        yield error(
+            f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
+            f"intermediate_size {drafter.intermediate_size}",
+            expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
+            remedy="choose another --tp-size",
+        )
 
 
-def _candidates(settings: Settings, pair: Pair) -> Finding:
+def _candidates(settings: Settings, pair: Pair) -> Iterator[Finding]:
     top_k, vocab, tp = pair.drafter.selector_top_k, pair.drafter.vocab_size, settings.sharing
     # SGLang pads to a multiple of 64, or of 64 per rank, and divides evenly; the last rank is short
     unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
     smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
-    if top_k <= smallest:
-        return ok(f"{top_k} per position" if top_k else "none: the most probable token is drafted")
-    return error(
-        f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
-        expected="a vocabulary with as many tokens on every rank",
-        remedy="lower --tp-size",
-    )
-
-
-def _window(settings: Settings, pair: Pair) -> Finding:
-    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
-    if window is not None and window < block:
-        return error(
-            f"--speculative-draft-window-size {window}, block size {block}",
-            expected=f"{block} or more",
-            remedy="choose a window of at least one block; 2048 or 4096 are usual",
+    if top_k > smallest:
+        yield error(
+            f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
+            expected="a vocabulary with as many tokens on every rank",
+            remedy="lower --tp-size",
         )
-    reads = context_window(window, pair.drafter)
-    return ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
 
 
-def _context(settings: Settings, pair: Pair) -> Finding:
+def _context(settings: Settings, pair: Pair) -> Iterator[Finding]:
     own, configured = pair.context, pair.drafter.max_position_embeddings
     context = settings.context_length or own
-    if 0 < own < context and settings.longer_context.lower() not in ("true", "1", "yes", "y"):
-        return error(
+    if 0 < own < context and settings.variable(_LONGER_CONTEXT).lower() not in ("true", "1", "yes", "y"):
+        yield error(
             f"--context-length {context} exceeds the target's {own}, and SGLang refuses it",
-            expected=f"at most {own}, or {LONGER_CONTEXT}=1",
+            expected=f"at most {own}, or {_LONGER_CONTEXT}=1",
             remedy=f"set --context-length {own}, or the variable and the RoPE scaling of the target's card",
         )
-    if configured >= context:
-        return ok(f"{context}, drafter {configured}")
-    return warn(
-        f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
-        expected=f"a context of at most {configured} tokens for the published accept length",
-        remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
-    )
+    if configured < context:
+        yield warn(
+            f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
+            expected=f"a context of at most {configured} tokens for the published accept length",
+            remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
+        )
 
 
-def _tensors(settings: Settings, pair: Pair) -> Finding:
+def _tensors(settings: Settings, pair: Pair) -> Iterator[Finding]:
     tensors = pair.drafter_files.tensors
     if tensors is None:
-        return note(
+        yield note(
             "no safetensors header can be read",
             expected="a safetensors checkpoint",
             remedy="none needed: names and shapes are checked at load time",
         )
+        return
     report = LoadReport(pair.drafter)
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
         pass
     report.check(complete=True)
-    return ok(f"{len(tensors)}, as config.json describes them")
 
 
-def _dtype(settings: Settings, pair: Pair) -> Finding:
-    served = pair.served_dtype(settings)
-    if served != "float16":
-        return ok(f"{served}, drafter stored in {pair.drafter.dtype or 'an unstated dtype'}")
-    return warn(
-        "the pair is served in float16",
-        expected="bfloat16 or float32: hidden states of Qwen3 targets overflow float16 and acceptance collapses",
-        remedy="set --dtype bfloat16 (or float32: SGLang's auto serves float32 checkpoints in float16)",
-    )
+def _dtype(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    if pair.served_dtype(settings) == "float16":
+        yield warn(
+            "the pair is served in float16",
+            expected="bfloat16 or float32: hidden states of Qwen3 targets overflow float16 and acceptance collapses",
+            remedy="set --dtype bfloat16 (or float32: SGLang's auto serves float32 checkpoints in float16)",
+        )
 
 
-def _drafter_quantisation(settings: Settings, pair: Pair) -> Finding:
-    layers, stored = settings.speculative_draft_model_quantization, pair.drafter.stored
-    if layers in (None, PLAIN_LAYERS):
-        return ok(f"{stored.method}, dequantised when loaded" if stored else "none")
-    return warn(
-        f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-        expected="plain layers, into which a quantised drafter is dequantised",
-        remedy="leave the flag out, or compare the accept length with and without it",
-    )
+def _drafter_quantisation(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    layers = settings.speculative_draft_model_quantization
+    if layers not in (None, PLAIN_LAYERS):
+        yield warn(
+            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
+            expected="plain layers, into which a quantised drafter is dequantised",
+            remedy="leave the flag out, or compare the accept length with and without it",
+        )
 
 
-def _snapshots(settings: Settings, pair: Pair) -> Finding:
-    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
-    block, interval = pair.block_size(settings), settings.mamba_track_interval
-    caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
-    if not caches or interval is None:
-        return ok("none")
-    # SGLang's ``mamba_track_grid``
-    grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
-    blocks = 1 if settings.disable_overlap_schedule else 2
-    if interval >= block and grid >= blocks * block:
-        return ok(f"every {grid} tokens")
-    return error(
-        f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
-        expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
-        remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
-    )
-
-
-def _vocabulary(settings: Settings, pair: Pair) -> Finding:
+def _vocabulary(settings: Settings, pair: Pair) -> Iterator[Finding]:
     drafter, headers = pair.drafter, pair.drafter_files.tensors
     if not drafter.copies_vocabulary or (headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
-        return ok("the target's: the checkpoint holds no copy")
+        return
     ids: Sequence[int] = range(drafter.vocab_size)  # of each row of the drafter's LM head
     if drafter.draft_vocab_size is not None:
         marked, offsets = map(pair.drafter_files.stored, (TARGET_TO_DRAFT, DRAFT_TO_TARGET))
         ids = [] if marked is None else marked.nonzero().flatten().tolist()
         mapped = ids if offsets is None else [row + offset for row, offset in enumerate(offsets.tolist())]
         if marked is not None and (len(ids) != drafter.draft_vocab_size or mapped != ids):
-            return error(
+            yield error(
                 f"t2d marks {len(ids)} tokens, d2t maps {len(mapped)}, draft_vocab_size is {drafter.draft_vocab_size}",
                 expected="one vocabulary, in the order of its token ids",
                 remedy="download the drafter again, or ask its authors",
             )
-    tied, compared = pair.text.get("tie_word_embeddings", pair.target.get("tie_word_embeddings")), []
+    tied = pair.text.get("tie_word_embeddings", pair.target.get("tie_word_embeddings"))
+    compared = False
     for name, source, tokens in (
         (EMBEDDING, EMBEDDING, range(drafter.vocab_size)),
         (HEAD, EMBEDDING if tied else HEAD, ids),
@@ -225,51 +167,47 @@ def _vocabulary(settings: Settings, pair: Pair) -> Finding:
         theirs = pair.target_files.stored(source, [tokens[row] for row in rows])
         if mine is None or theirs is None or not theirs.is_floating_point() or theirs.itemsize == 1:
             continue
-        compared.append(name)
+        compared = True
         if mine.shape != theirs.shape or not (mine == theirs.to(mine.dtype)).all():
-            return error(
+            yield error(
                 f"the drafter's {name} is not the target's",
                 expected="a copy: our worker drafts with the target's embedding and LM head",
                 remedy="use the drafter's own target; a drafter with a trained vocabulary is not served",
             )
     if not compared:
-        return warn(
+        yield warn(
             "the drafter may hold a separate embedding and LM head; the weights to compare are not downloaded yet",
             expected="copies of the target's, which are used in their place",
             remedy="none needed if its trainer froze them, as speculators does; `sglang-dflash check` compares later",
         )
-    return ok(f"the target's ({' and '.join(compared)} compared), {len(ids)} tokens to draft from")
 
 
-def _tokenizer(settings: Settings, pair: Pair) -> Finding:
+def _tokenizer(settings: Settings, pair: Pair) -> Iterator[Finding]:
     ours, theirs = pair.drafter_files.json("tokenizer.json"), pair.tokenizer
     if theirs is None:
-        return warn(
+        yield warn(
             "the target has no tokenizer.json",
             expected="the tokenizer that the drafter was trained with",
             remedy="check --tokenizer-path",
         )
-    if ours is None or (_added_tokens(ours), _words(ours)) == (_added_tokens(theirs), _words(theirs)):
-        return ok("the target's")
-    return error(
-        "the drafter's tokenizer.json differs from the target's",
-        expected="one tokenizer: drafted ids are the target's ids",
-        remedy=_ITS_DRAFTER,
-    )
+    elif ours is not None and (_added_tokens(ours), _words(ours)) != (_added_tokens(theirs), _words(theirs)):
+        yield error(
+            "the drafter's tokenizer.json differs from the target's",
+            expected="one tokenizer: drafted ids are the target's ids",
+            remedy=_ITS_DRAFTER,
+        )
 
 
-def _mask_token_name(settings: Settings, pair: Pair) -> Finding:
+def _mask_token_name(settings: Settings, pair: Pair) -> Iterator[Finding]:
     token, tokenizer = pair.drafter.mask_token_id, pair.tokenizer or {}
     added, words = _added_tokens(tokenizer), _words(tokenizer)
     ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
     name = added.get(token) or next(iter(ordinary), None)
-    if name is None:
-        return ok("an unused row of the embedding")
-    if token in added and not any(word in name for word in _IN_CHATS):
-        return ok(name)
+    if name is None or (token in added and not any(word in name for word in _IN_CHATS)):
+        return
     # some trainers fall back to the padding token
     level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
-    return level(
+    yield level(
         f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
         "rejected (`sglang-dflash diagnose` shows it)",
         expected="the token of the drafter's training, usually a special one or an unused row of the embedding",
@@ -282,19 +220,16 @@ def _words(tokenizer: Mapping[str, Any]) -> Any:
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
 
 
-def _chat_template(settings: Settings, pair: Pair) -> Finding:
-    if settings.chat_template:
-        return ok(f"{settings.chat_template} (--chat-template)")
-    template = _template_of(pair.target_files)
+def _chat_template(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    template = settings.chat_template or _template_of(pair.target_files)
     if template is None:
-        return warn(
+        yield warn(
             "the target has no chat template",
             expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )
-    if "enable_thinking" not in template:
-        return ok("no thinking switch")
-    return ok("has a thinking switch: set it as the drafter's card did (chat_template_kwargs)")
+    elif "enable_thinking" in template:
+        yield ok("has a thinking switch: set it as the drafter's card did (chat_template_kwargs)")
 
 
 def _template_of(files: ModelFiles) -> str | None:
@@ -321,12 +256,12 @@ PAIR_RULES: dict[str, Rule] = {
     "target's layers": partial(_same, "num_target_layers", "num_hidden_layers"),
     "target_layer_ids": _layer_ids,
     "mask token": _mask_token,
-    "block size": _block,
+    "block size": check_block,
     "heads by tensor parallelism": _heads,
     "candidates": _candidates,
-    "draft window": _window,
+    "draft window": check_window,
     "context length": _context,
-    "recurrent snapshots": _snapshots,
+    "recurrent snapshots": check_snapshots,
     "drafter's tensors": _tensors,
     "dtype": _dtype,
     "drafter's quantisation": _drafter_quantisation,
@@ -335,4 +270,4 @@ PAIR_RULES: dict[str, Rule] = {
     "mask token's name": _mask_token_name,
     "chat template": _chat_template,
 }
-TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": _snapshots}
+TARGET_RULES: dict[str, Rule] = {"recurrent snapshots": check_snapshots}

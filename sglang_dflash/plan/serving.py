@@ -1,17 +1,23 @@
-"""The serving plan, and the worker that serves it in this process."""
+"""The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
+from sglang_dflash.errors import DFlashError, Finding, error, ok
+from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.exact import is_requested, reasons_against_exact
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair
+from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
+from sglang_dflash.plan.states import record_length, state_dtype, states_kept_by
+from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
 
 if TYPE_CHECKING:
-    from sglang_dflash.drafter.checkpoint import ModelFiles
-    from sglang_dflash.drafter.config import DrafterConfig
-    from sglang_dflash.plan.widths import WidthConfig
     from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
@@ -45,6 +51,18 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
     return max(requested, sliding) if FULL in drafter.layer_types else sliding
 
 
+def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    window, block = settings.speculative_draft_window_size, pair.block_size(settings)
+    if window is not None and window < block:
+        yield error(
+            f"--speculative-draft-window-size {window}, block size {block}",
+            expected=f"{block} or more",
+            remedy="choose a window of at least one block; 2048 or 4096 are usual",
+        )
+    reads = context_window(window, pair.drafter)
+    yield ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
+
+
 @dataclass(frozen=True)
 class ServingPlan:
     """Every decision about how our worker serves a pair."""
@@ -61,10 +79,12 @@ class ServingPlan:
     role: Role
     hybrid: bool = False  # whether the target has GDN layers, with recurrent states
     kept_by: str | None = None  # what rules out a replay on a target with recurrent states
-    groups: int = 1  # of ranks that serve different requests (DP attention)
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
+    groups: int = 1  # of ranks that serve different requests (DP attention)
+    own_attention: bool = False  # whether the drafter attends through our backend
+    state_dtype: str | None = None  # of replayed states
 
     @property
     def drafted(self) -> int:
@@ -100,6 +120,62 @@ class ServingPlan:
         }
 
 
+def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> ServingPlan:
+    """Make the plan for a pair that our worker serves.
+
+    Raises:
+        DFlashError: the arguments set widths, copies or a state replay that cannot be served.
+    """
+    drafter, widths = pair.drafter, pair.widths
+    window = context_window(settings.speculative_draft_window_size, drafter)
+    block, backend = pair.block_size(settings), pair.draft_backend(settings, device)
+    if widths is not None:
+        widths.widths_for(block, drafter.block_size)  # raises for a width beyond the block
+    elif settings.speculative_adaptive_config is not None:
+        raise DFlashError(
+            f"{FLAG} {settings.speculative_adaptive_config} without --speculative-adaptive",
+            expected="both, or neither",
+            remedy="add --speculative-adaptive, or leave the file out",
+        )
+    copies = chooses_copies(settings, widths) and settings.disaggregation_mode != "prefill"
+    if not (copies or pair.has_drafter):
+        raise DFlashError(
+            "nothing drafts: there is no drafter, and blocks are not copied",
+            expected="a drafter, copies, or both",
+            remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
+        )
+    kept_by = states_kept_by(settings) if hybrid else None
+    replay, requested = hybrid and kept_by is None, is_requested(settings)
+    records = record_length(settings, block) if replay else 0
+    dtype = state_dtype(settings, pair, device) if replay else None
+    against = reasons_against_exact(settings, pair, device, replay=replay) if requested else ()
+    return ServingPlan(
+        files=pair.drafter_files,
+        drafter=drafter,
+        block=block,
+        widths=widths,
+        window=None if window is None else DraftWindow(window, block, settings.page),
+        replay=replay,
+        kept_by=kept_by,
+        records=records,
+        copies=copies,
+        overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
+        role=cast(Role, settings.disaggregation_mode),
+        exact=requested and not against,
+        inexact=against,
+        overrides=settings.drafter_overrides,
+        hybrid=hybrid,
+        groups=settings.groups,
+        own_attention=pair.has_drafter and backend == OUR_BACKEND,
+        state_dtype=dtype,
+    )
+
+
+def _resumes_retracted(settings: Settings) -> bool:
+    # at a retraction SGLang drops the step in flight but keeps the recurrent state that it has advanced
+    return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
+
+
 class Current:
     """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
 
@@ -107,11 +183,3 @@ class Current:
 
 
 current = Current()
-
-# None if SGLang's own worker serves; for hooks and classes that SGLang constructs
-plan: ServingPlan | None = None
-
-
-def the_plan() -> ServingPlan:
-    assert plan is not None, "our worker does not serve in this process"
-    return plan

@@ -22,11 +22,10 @@ from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.errors import DFlashError, apply
+from sglang_dflash.errors import DFlashError, first
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.settings import Settings
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import WEIGHTS, target
+from tests.support.configs import WEIGHTS, settings, target
 from tests.support.quantised import write_quantised
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantised"
@@ -55,7 +54,7 @@ def errors(folder: Path) -> list[str]:
     """Errors of ``check`` about a drafter's headers."""
     pair = Pair(ModelFiles("target"), ModelFiles(str(folder), dequantise=True))
     vars(pair).update(target=target())
-    findings = [apply(about, rule, Settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
+    findings = [first(about, rule, settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
     return [str(finding) for finding in findings if finding.level == "error"]
 
 

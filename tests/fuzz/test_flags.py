@@ -17,14 +17,14 @@ from sglang_dflash.check.flags import check_unread, parse, sglang_parser
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
-from sglang_dflash.plan.settings import argument_fields, flag_of
+from sglang_dflash.plan.settings import READ, flag_of
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
 from tests.fuzz.values import FLOATS, INTEGERS, fuzz
 from tests.support.broken_pairs import Broken, write_pair
 
 FLAGS = [*RENAMED, *sglang_parser()._option_string_actions, "--tp", "--"]
-FLAGS += [flag_of(each.name) for each in argument_fields()] * 8  # about as often as flags that are not read
+FLAGS += [flag_of(name) for name in sorted(READ)] * 8  # about as often as flags that are not read
 WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", "[]", "0-3,5", "0-99999999999", "4,2"]
 WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
 WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

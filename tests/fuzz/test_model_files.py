@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.errors import Finding, apply, raise_first_error
+from sglang_dflash.errors import Finding, first, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import Rule
-from sglang_dflash.plan.settings import Settings
 from sglang_dflash.plan.widths import read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
-from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, pair_of
+from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, pair_of, settings
 
 OF_TRAINERS, DRAFTERS = (
     [json.loads(file.read_text()) for file in sorted(Path(__file__).parents[1].glob(f"fixtures/{folder}/config.json"))]
@@ -53,8 +52,8 @@ def read_drafter(model: Path) -> None:
 
 
 def check(rules: dict[str, Rule], pair: Pair) -> list[Finding]:
-    settings = Settings(dtype="bfloat16")
-    return [apply(about, rule, settings, pair) for about, rule in rules.items()]
+    given = settings(dtype="bfloat16")
+    return [first(about, rule, given, pair) for about, rule in rules.items()]
 
 
 def read_tensors(model: Path) -> None:

@@ -29,8 +29,8 @@ from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
 from sglang_dflash.launch.flags import RENAMED
+from sglang_dflash.plan.choice import PROVEN
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
-from sglang_dflash.plan.plan import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.plan.commands import FOLDER as COMMANDS
 from tests.support.cards import FOLDER as CARDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +15,9 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolve as launch
+from sglang_dflash.plan.choice import reason_for_builtin
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide, reason_for_builtin
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.serving import decide
 from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
 from tests.support.configs import write_model
@@ -48,7 +47,7 @@ def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any]) -> Any:
     """The arguments after the hook, for an FP8 target."""
     target = folder(tmp_path / "target", "target", quantization_config=FP8)
     settings, *_ = parse(flags, target=str(target), drafter=str(folder(tmp_path / "drafter", "drafter", **drafter)))
-    args = SimpleNamespace(**{**asdict(settings), "speculative_algorithm": "DFLASH"})
+    args = SimpleNamespace(**vars(settings.arguments))
     launch.after_model_paths(args, lambda _: None)
     return args
 
@@ -82,8 +81,9 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert args.speculative_draft_model_quantization == "unquant"
     config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
     assert "quantization_config" not in config
-    settings, pair = Settings.of(args), read_record(args)
-    assert isinstance(pair, Pair)
+    record = read_record(args)
+    assert isinstance(record, launch.Launch)
+    settings, pair = record.settings, record.pair
     plan = decide(settings, pair, GPUS["h200"], hybrid=True)
     again = decide(settings, Pair.of(settings), GPUS["h200"], hybrid=True)  # from the folder that SGLang loads
     assert (plan.files, plan.drafter, plan.files.config) == (again.files, again.drafter, again.files.config)
@@ -93,8 +93,9 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
 def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_DFLASH", raising=False)
     args = resolved(tmp_path, drafter=QUANTISED)
-    settings, pair = replace(Settings.of(args), device="cuda", enable_watermark=True), read_record(args)
-    assert isinstance(pair, Pair)
+    record = read_record(args)
+    assert isinstance(record, launch.Launch)
+    settings = record.settings.changed(device="cuda", enable_watermark=True)
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
-        reason_for_builtin(settings, pair, GPUS["h200"])
+        reason_for_builtin(settings, record.pair, GPUS["h200"])
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy

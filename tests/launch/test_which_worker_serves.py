@@ -13,21 +13,22 @@ import pytest
 
 pytest.importorskip("sglang")
 
+
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolve as hooks_launch
 from sglang_dflash.launch import takeover
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import reason_for_builtin
-from sglang_dflash.plan.settings import OURS, SWITCH, Settings, argument_fields
+from sglang_dflash.plan.settings import OURS, SWITCH
 from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.plan.commands import FOLDER as COMMANDS
-from tests.support.configs import serving_plan, target
+from tests.support.configs import serving_plan, settings, target
 
 pytestmark = pytest.mark.sglang
 
@@ -55,9 +56,10 @@ def test_the_worker_that_the_launch_decided_serves(monkeypatch: pytest.MonkeyPat
 def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:
     pair = {"model_path": str(target_path("tiny-dense"))}
     pair["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
-    settings = Settings.of(Settings(**{**pair, "device": "cuda", **changed}))
-    settings.validate()
-    return reason_for_builtin(settings, Pair.of(settings), machine)
+    given = settings(**{**pair, "device": "cuda", **changed})
+    given.validate()
+    read = Pair.of(given)
+    return left_untouched(given, read, machine) or reason_for_builtin(given, read, machine)
 
 
 AMD = replace(GPUS["h200"], name="AMD Instinct MI300X", capability=None, is_rocm=True)
@@ -78,7 +80,7 @@ def launch(
     monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str, drafter: str | None = None
 ) -> tuple[list[str], object]:
     """The warnings of a launch whose resolution ends, and the record of its arguments."""
-    args = SimpleNamespace(**{each.name: each.default for each in argument_fields()}, speculative_algorithm="DFLASH")
+    args = SimpleNamespace(**vars(settings().arguments))
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
     monkeypatch.setattr("sglang_dflash.launch.resolve.this_device", lambda _: gpu)

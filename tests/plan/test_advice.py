@@ -8,8 +8,7 @@ import pytest
 
 from sglang_dflash.check.machine import GPUS, asked_about, highest_fraction
 from sglang_dflash.check.memory import MemoryTable
-from sglang_dflash.plan.settings import Settings
-from tests.support.configs import checked, memory_of
+from tests.support.configs import checked, memory_of, settings
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
 BLOCK = ("--speculative-num-draft-tokens", "16")
@@ -49,19 +48,19 @@ def test_an_advised_flag_lets_as_many_requests_run_as_stated(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "died", "ran", "settings"),
+    ("gpu", "died", "ran", "given"),
     [
         ("rtx3090", 0.85, 0.80, {"tp_size": 4, "speculative_num_draft_tokens": 8}),  # a user's blog, Qwen3.8-27B-FP8
         ("dgx-spark", 0.85, 0.80, {"chunked_prefill_size": 2048}),  # SGLang's cookbook
         ("rtx5090", 0.94, 0.91, {"chunked_prefill_size": 1024, "max_running_requests": 1}),  # the same
     ],
 )
-def test_no_fraction_is_proposed_at_which_servers_died(gpu: str, died: float, ran: float, settings: Any) -> None:
+def test_no_fraction_is_proposed_at_which_servers_died(gpu: str, died: float, ran: float, given: Any) -> None:
     vocab, machine = 248_320, GPUS[gpu]
-    highest = highest_fraction(machine, Settings(**settings), vocab)
+    highest = highest_fraction(machine, settings(**given), vocab)
     assert ran - 0.15 < highest <= ran < died
     for harder in ({"chunked_prefill_size": 32_768}, {"speculative_num_draft_tokens": 64, "max_running_requests": 64}):
-        lower = highest_fraction(machine, Settings(**{**settings, **harder}), vocab)
+        lower = highest_fraction(machine, settings(**{**given, **harder}), vocab)
         assert lower < highest or machine.is_unified
 
 

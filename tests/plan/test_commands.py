@@ -14,14 +14,14 @@ pytest.importorskip("sglang")
 import sglang_dflash
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.errors import apply
+from sglang_dflash.errors import first
 from sglang_dflash.launch import resolve as launch
 from sglang_dflash.launch.flags import RENAMED
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
-from sglang_dflash.plan.settings import Settings
 from tests.plan.commands import commands, judge, models
 from tests.support.cards import NAMES, card
+from tests.support.configs import settings
 
 pytestmark = pytest.mark.sglang
 LEVELS = {"note", "warn", "error", "level"}
@@ -64,7 +64,7 @@ def test_every_finding_reads_as_a_sentence_after_its_title(caplog: pytest.LogCap
     title, pair = "chat template", Pair(ModelFiles(str(models() / "qwen3-8b")), ModelFiles(""))
     (models() / "qwen3-8b" / "chat_template.jinja").unlink()
     with caplog.at_level("INFO"):
-        launch._log_findings([apply(title, PAIR_RULES[title], Settings(), pair)])
+        launch._log_findings([first(title, PAIR_RULES[title], settings(), pair)])
     assert re.fullmatch(
         r"DFLASH: chat template: the target has no chat template\. Expected: .+\. Fix: set --chat-template.+\.",
         caplog.messages[0],

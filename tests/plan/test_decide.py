@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +15,13 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import Settings
 from tests.support.configs import card_pair, launched
 
 
 def arguments(*flags: str, **others: Any) -> Settings:
-    return replace(parse(flags, **card_pair("Qwen3.5-27B"))[0], **others)
+    return parse(flags, **card_pair("Qwen3.5-27B"))[0].changed(**others)
 
 
 def decided(settings: Settings, *, hybrid: bool) -> ServingPlan:
@@ -124,7 +122,8 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
         monkeypatch.setattr(module, "read_text", opened)
     monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
     settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
-    args = SimpleNamespace(**asdict(settings), speculative_algorithm="DFLASH")
+    args = SimpleNamespace(**vars(settings.arguments))
+    monkeypatch.setattr(launch, "enter_tokenizer", lambda: None)
     launch.after_model_paths(args, lambda _: None)
     launch.around_speculation(args, lambda _: None)
     assert rules.call_count == decision.call_count == 1
@@ -139,8 +138,9 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     opened.reset_mock()
     received = pickle.loads(pickle.dumps(args))
     monkeypatch.setattr(takeover, "our_worker", lambda: int)
-    monkeypatch.setattr(takeover.serving, "plan", None)
-    assert takeover.worker_for(received) is int and takeover.serving.plan == plan
+    entered = list[object]()
+    monkeypatch.setattr(takeover, "enter_scheduler", entered.append)
+    assert takeover.worker_for(received) is int and entered == [plan]
     config = SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target")
     model: Any = SimpleNamespace(model_config=config, req_to_token_pool=SimpleNamespace(size=8))
     assert plan.files.config and known_causes(plan, model, model) == {}

@@ -16,13 +16,13 @@ import sglang.srt.models
 
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.choice import LOCAL_EMBEDDING, SKIP_GATHER, reason_for_builtin
 from sglang_dflash.plan.device import CPU
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import LOCAL_EMBEDDING, reason_for_builtin
-from sglang_dflash.plan.settings import SKIP_GATHER, SWITCH, Settings
+from sglang_dflash.plan.settings import SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.checkpoints import copy_of
-from tests.support.configs import memory_of
+from tests.support.configs import memory_of, settings
 
 pytestmark = pytest.mark.sglang
 
@@ -31,8 +31,8 @@ SERVED: dict[str, Any] = {"tp_size": 2, "attn_dp_size": 2, "enable_dp_lm_head": 
 
 def reason(pair: str, *, on_cpu: bool = False, **changed: Any) -> str | None:
     models = {"model_path": str(target_path(pair)), "speculative_draft_model_path": str(drafter_path(pair, "good"))}
-    settings = Settings.of(Settings(**{**models, **SERVED, **changed}))
-    return reason_for_builtin(settings, Pair.of(settings), CPU if on_cpu else GPUS["h100"])
+    given = settings(**{**models, **SERVED, **changed})
+    return reason_for_builtin(given, Pair.of(given), CPU if on_cpu else GPUS["h100"])
 
 
 @pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid", "tiny-moe"])

@@ -11,8 +11,8 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
 from sglang_dflash.plan.device import CPU
+from sglang_dflash.plan.exact import reasons_against_exact
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import reasons_against_exact
 from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")

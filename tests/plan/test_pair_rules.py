@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +12,58 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.errors import Finding, apply
+from sglang_dflash.errors import Finding, first
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import CONFIGURATIONS, MISSING, drafter, pair_of, target, write_model
+from tests.support.configs import CONFIGURATIONS, MISSING, drafter, pair_of, settings, target, write_model
 from tests.support.trainers import config, tensors_of, write_target
 
 
-def finding(about: str, settings: Settings, pair: Pair) -> Finding:
-    return apply(about, PAIR_RULES[about], settings, pair)
+def finding(about: str, given: Settings, pair: Pair) -> Finding:
+    return first(about, PAIR_RULES[about], given, pair)
 
 
 @pytest.mark.parametrize(
     "target", [target(), {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": target()}]
 )
 def test_a_pair_that_fits_has_only_ok_findings(target: dict[str, Any]) -> None:
-    settings = Settings(speculative_num_draft_tokens=8, tp_size=2, speculative_draft_window_size=64)
-    assert {finding(about, settings, pair_of(drafter(), target)).level for about in CONFIGURATIONS} == {"ok"}
+    given = settings(speculative_num_draft_tokens=8, tp_size=2, speculative_draft_window_size=64)
+    assert {finding(about, given, pair_of(drafter(), target)).level for about in CONFIGURATIONS} == {"ok"}
 
 
+LONGER = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 FLOAT16 = "served in float16"
 
 
 @pytest.mark.parametrize(
-    ("about", "level", "said", "drafters", "targets", "settings"),
+    ("about", "level", "said", "drafters", "targets", "given"),
     [
-        ("heads by tensor parallelism", "ok", "TP 4", {}, {}, {"tp_size": 4}),  # more ranks than KV heads share them
-        ("block size", "ok", "8", {"block_size": MISSING}, {}, {"speculative_num_draft_tokens": 8}),
+        ("heads by tensor parallelism", "ok", "", {}, {}, {"tp_size": 4}),  # more ranks than KV heads share them
+        ("block size", "ok", "", {"block_size": MISSING}, {}, {"speculative_num_draft_tokens": 8}),
         ("context length", "warn", "2048", {"max_position_embeddings": 2048}, {}, {}),
-        ("context length", "warn", "8192", {}, {}, {"context_length": 8192, "longer_context": "1"}),
+        (
+            "context length",
+            "warn",
+            "8192",
+            {},
+            {},
+            {"context_length": 8192, "environ": LONGER},
+        ),
         ("context length", "error", "exceeds the target's 4096", {}, {}, {"context_length": 8192}),
         # SGLang serves float32 checkpoints in float16.
-        ("dtype", "ok", "bfloat16", {}, {"dtype": "bfloat16"}, {"dtype": "auto"}),
+        ("dtype", "ok", "", {}, {"dtype": "bfloat16"}, {"dtype": "auto"}),
         ("dtype", "warn", FLOAT16, {}, {"dtype": "float32"}, {"dtype": "auto"}),
         ("dtype", "warn", FLOAT16, {}, {}, {"dtype": "auto"}),
-        ("dtype", "ok", "float32", {}, {"dtype": "float32"}, {"dtype": "float32"}),
+        ("dtype", "ok", "", {}, {"dtype": "float32"}, {"dtype": "float32"}),
         ("dtype", "warn", FLOAT16, {}, {"dtype": "bfloat16"}, {"dtype": "half"}),
     ],
 )
 def test_a_doubtful_pair_is_a_warning(
-    about: str, level: str, said: str, drafters: Any, targets: Any, settings: Any
+    about: str, level: str, said: str, drafters: Any, targets: Any, given: Any
 ) -> None:
-    found = finding(about, Settings(**settings), pair_of(drafter(**drafters), target(**targets)))
+    found = finding(about, settings(**given), pair_of(drafter(**drafters), target(**targets)))
     assert found.level == level and said in found.value
 
 
@@ -78,14 +85,14 @@ def test_an_override_of_what_the_weights_decide_is_one_error(override: Any, said
     for stated, given in ((texts, override), ({"text_config": texts}, override | {"text_config": override})):
         pair = pair_of(drafter(), stated, overrides=given)
         vars(pair.target_files).update(config=vars(pair).pop("target"))
-        found = finding("vocabulary", Settings(), pair)
+        found = finding("vocabulary", settings(), pair)
         assert found.level == "error" and said in found.value and remedy in found.remedy
 
 
 def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
-    wide, pair = Settings(speculative_num_draft_tokens=32), pair_of(drafter(), adaptive=True)
-    assert finding("block size", wide, pair).value == "32: 16 drafted, the rest copied"
-    assert finding("block size", replace(wide, copies_switch="0"), pair).level == "error"
+    wide, pair = {"speculative_num_draft_tokens": 32}, pair_of(drafter(), adaptive=True)
+    assert finding("block size", settings(**wide), pair).value == "32: 16 drafted, the rest copied"
+    assert finding("block size", settings({COPIES_SWITCH: "0"}, **wide), pair).level == "error"
 
 
 MASK = "<|MASK|>"
@@ -99,10 +106,10 @@ def tokenizer(content: str | None = None, words: dict[str, int] | None = None) -
 @pytest.mark.parametrize(
     ("targets", "drafters", "template", "about", "level", "said"),
     [
-        (tokenizer(MASK), None, "{{ messages }}", "mask token's name", "ok", MASK),
+        (tokenizer(MASK), None, "{{ messages }}", "mask token's name", "ok", ""),
         (tokenizer(MASK), None, "{{ messages }}", "tokenizer", "ok", ""),
-        (tokenizer(MASK), None, "{{ messages }}", "chat template", "ok", "no thinking switch"),
-        (tokenizer(), None, "", "mask token's name", "ok", "unused"),
+        (tokenizer(MASK), None, "{{ messages }}", "chat template", "ok", ""),
+        (tokenizer(), None, "", "mask token's name", "ok", ""),
         (tokenizer("<|im_end|>"), None, "", "mask token's name", "note", "'<|im_end|>', a token that chats"),
         (tokenizer(words={"hello": 900}), None, "", "mask token's name", "warn", "'hello', an ordinary token"),
         ({**tokenizer(MASK), "version": "1.0"}, tokenizer(MASK), "", "tokenizer", "ok", ""),
@@ -122,9 +129,9 @@ def test_tokenizer_mask_token_and_chat_template(
         (tmp_path / "target" / "chat_template.jinja").write_text(template)
     pair = Pair(ModelFiles(str(tmp_path / "target")), ModelFiles(str(tmp_path / "drafter")))
     vars(pair).update(drafter=pair_of(drafter()).drafter)
-    found = finding(about, Settings(), pair)
+    found = finding(about, settings(), pair)
     assert found.level == level and said in found.value
-    assert finding("chat template", Settings(chat_template="t.jinja"), pair).level == "ok"
+    assert finding("chat template", settings(chat_template="t.jinja"), pair).level == "ok"
 
 
 Edit = Callable[[dict[str, Tensor]], object]
@@ -133,11 +140,11 @@ TABLES = (_, HEAD) = ("embed_tokens.weight", "lm_head.weight")
 
 # Trainer's form, change, level, and what is said: a drafter's own embedding and LM head must be the target's.
 VOCABULARIES: list[tuple[str, Edit, str, str]] = [
-    ("speculators", lambda tensors: None, "ok", "embed_tokens.weight and lm_head.weight compared"),
-    ("speculators-reduced", lambda tensors: None, "ok", "512 tokens"),
-    ("speculators", lambda tensors: tensors.update({TABLES[0]: tensors[TABLES[0]].float()}), "ok", "1024 tokens"),
+    ("speculators", lambda tensors: None, "ok", ""),
+    ("speculators-reduced", lambda tensors: None, "ok", ""),
+    ("speculators", lambda tensors: tensors.update({TABLES[0]: tensors[TABLES[0]].float()}), "ok", ""),
     # speculators 0.9.0 saves neither table of a whole vocabulary
-    ("speculators", lambda tensors: [tensors.pop(table) for table in TABLES], "ok", "the checkpoint holds no copy"),
+    ("speculators", lambda tensors: [tensors.pop(table) for table in TABLES], "ok", ""),
     *(
         (name, lambda tensors, table=table: tensors[table].mul_(1.01), "error", f"{table} is not the target's")
         for name in ("speculators", "speculators-reduced")
@@ -152,7 +159,7 @@ VOCABULARIES: list[tuple[str, Edit, str, str]] = [
 
 def vocabulary(folder: Path, drafter: Path) -> Finding:
     pair = Pair(ModelFiles(str(folder / "target")), ModelFiles(str(drafter)))
-    return finding("drafter's vocabulary", Settings(), pair)
+    return finding("drafter's vocabulary", settings(), pair)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -191,7 +198,7 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
 )
 def test_no_two_steps_in_flight_write_one_snapshot(block: int, interval: int, more: dict[str, Any], level: str) -> None:
     pair = pair_of(drafter(), json.loads((target_path("tiny-hybrid") / "config.json").read_text()))
-    settings = Settings(speculative_num_draft_tokens=block, mamba_track_interval=interval, **more)
-    found = finding("recurrent snapshots", settings, pair)
+    given = settings(speculative_num_draft_tokens=block, mamba_track_interval=interval, **more)
+    found = finding("recurrent snapshots", given, pair)
     assert found.level == level, found
     assert level == "ok" or "set --mamba-track-interval to" in found.remedy

@@ -14,9 +14,9 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import decide
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.states import record_length
 from tests.support.cards import NAMES, card
 from tests.support.configs import card_pair, launched
 
@@ -119,14 +119,15 @@ def test_replayed_states_have_plain_decodings_dtype_and_kept_ones_are_logged_wit
     declared = launched(given, GPUS["b200"], monkeypatch)
     assert declared["enable_linear_replayssm_spec"] and declared["mamba_ssm_dtype"] == dtype
     with caplog.at_level(logging.INFO):
-        declared = launched(replace(given, replay_switch="0"), GPUS["b200"], monkeypatch)
+        declared = launched(replace(given, environ={SWITCH: "0"}), GPUS["b200"], monkeypatch)
     assert not declared.keys() & {"enable_linear_replayssm_spec", "mamba_ssm_dtype"}
     assert f"storing a recurrent state per draft token: {SWITCH}=0" in caplog.text
 
 
 @pytest.mark.parametrize(("words", "block", "expected"), [("", 16, 16), ("", 4, 16), ("", 17, 32), ("64", 16, 64)])
 def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None:
-    assert settings(*(("--linear-replayssm-cache-len", words) if words else ())).record_length(block) == expected
+    given = settings(*(("--linear-replayssm-cache-len", words) if words else ()))
+    assert record_length(given, block) == expected
 
 
 @pytest.mark.parametrize(
@@ -144,4 +145,4 @@ def test_records_that_are_too_short_or_an_unknown_word_are_refused(
     with pytest.raises(DFlashError, match=said):
         given = settings(*words.split())
         given.validate()
-        given.record_length(16)
+        record_length(given, 16)

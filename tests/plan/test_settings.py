@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
+import sglang_dflash
 from sglang_dflash.check import flags
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.plan import chooses_copies
-from sglang_dflash.plan.settings import COPIES_SWITCH, Settings, in_transfer, slots_per_request
-from sglang_dflash.plan.widths import WidthConfig
+from sglang_dflash.plan.settings import COPIES_SWITCH, READ, Settings, in_transfer, slots_per_request
+from sglang_dflash.plan.widths import WidthConfig, chooses_copies
 
 
 def parse(*words: str) -> tuple[Settings, list[str]]:
     return flags.parse(words, target="t", drafter="d")
 
 
-def test_defaults_are_sglangs() -> None:
-    assert parse()[0] == Settings.of(Settings("t", "d"))
+def test_what_is_read_is_listed_and_is_an_argument_of_sglangs() -> None:
+    """``check`` names other flags of a command as not counted."""
+    package = Path(sglang_dflash.__path__[0])
+    texts = [file.read_text() for room in ("plan", "launch", "check") for file in (package / room).glob("*.py")]
+    named = {name for text in texts for name in re.findall(r"\b(?:settings|self)\.([a-z0-9_]+)", text)}
+    known = vars(parse()[0].arguments).keys()
+    assert named & known == READ | {"speculative_algorithm"} and known >= READ
 
 
 @pytest.mark.parametrize(
@@ -120,12 +127,12 @@ def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
 def test_blocks_are_copied_with_adaptive_widths_unless_chosen_otherwise(
     switch: str, widths: WidthConfig | None, copied: bool
 ) -> None:
-    assert chooses_copies(Settings.of(Settings(), {COPIES_SWITCH: switch}), widths) is copied
+    assert chooses_copies(Settings(environ={COPIES_SWITCH: switch}), widths) is copied
 
 
 @pytest.mark.parametrize(("switch", "widths"), [("yes", None), ("1", WidthConfig(copies=False))])
 def test_an_invalid_or_contradicting_variable_is_refused(switch: str, widths: WidthConfig | None) -> None:
-    settings = Settings.of(Settings(), {COPIES_SWITCH: switch})
+    settings = Settings(environ={COPIES_SWITCH: switch})
     with pytest.raises(DFlashError, match=COPIES_SWITCH):
         settings.validate()
         chooses_copies(settings, widths)

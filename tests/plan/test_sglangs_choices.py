@@ -27,11 +27,11 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.choice import PROVEN, unproven_kind
 from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.plan import PROVEN, unproven_kind
-from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER as CARDS
 from tests.support.configs import drafter, pair_of, target
+from tests.support.configs import settings as arguments
 
 pytestmark = pytest.mark.sglang
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -99,7 +99,7 @@ def test_the_dtypes_of_kv_are_those_that_sglang_resolves(
     kind, declared = stored
     sliding = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64} if slides else {}
     pair = pair_of(drafter(**sliding), target(quantization_config=declared) if declared else target())
-    args = Settings(
+    args = arguments(
         dtype=served, kv_cache_dtype=name, speculative_draft_kv_cache_dtype=own,
         speculative_draft_attention_backend=backend,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_the_dtypes_of_kv_are_those_that_sglang_resolves(
 @pytest.mark.parametrize("flag", ["fp8", "modelopt_fp4", "awq", "w8a8_int8", "compressed-tensors", "w8a8_fp8"])
 def test_a_quantisation_that_sglang_refuses_is_an_error(flag: str, stored: str) -> None:
     config = {"quantization_config": {"quant_method": stored}}
-    found = list(check_flags(Settings(quantization=flag), pair_of(drafter(), target(**config)), GPUS["h100"]))
+    found = list(check_flags(arguments(quantization=flag), pair_of(drafter(), target(**config)), GPUS["h100"]))
     model = SimpleNamespace(quantization=flag, is_draft_model=False, hf_config=SimpleNamespace(architectures=[]))
     model._parse_quant_hf_config = lambda: dict(config["quantization_config"])
     model._find_quant_modelslim_config = lambda: None

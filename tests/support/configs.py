@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,10 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import declared
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import Settings
 from tests.support.cards import FOLDER
 
@@ -53,6 +53,11 @@ DRAFTER: dict[str, Any] = {
 MISSING = object()
 _RULES = [*PAIR_RULES.items()]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = dict(_RULES[:12]), dict(_RULES[12:16]), dict(_RULES[16:])
+
+
+def settings(environ: Mapping[str, str] = os.environ, **changes: Any) -> Settings:
+    """Return SGLang's default arguments with changes."""
+    return Settings(parse([], target="t", drafter="d")[0].arguments, environ, changes)
 
 
 def drafter(**changes: Any) -> dict[str, Any]:
@@ -102,14 +107,7 @@ def serving_plan(**changes: Any) -> ServingPlan:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Make our worker serve :func:`serving_plan` in this process."""
-    plan = serving_plan(**changes)
-    monkeypatch.setattr(serving, "plan", plan)
-    monkeypatch.setattr(serving.current, "worker", SimpleNamespace(plan=plan), raising=False)
-
-
-def serve_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make SGLang's own worker serve in this process."""
-    monkeypatch.setattr(serving, "plan", None)
+    monkeypatch.setattr(current, "worker", SimpleNamespace(plan=serving_plan(**changes)), raising=False)
 
 
 def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -118,10 +116,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
 
     written: dict[str, Any] = {}
     for name, value in {
-        "this_device": lambda _: device,
-        "resolving_view": lambda _: SimpleNamespace(speculative_algorithm="DFLASH"),
-        "Settings": SimpleNamespace(of=lambda _: settings),
-        "read_record": lambda _: Pair.of(settings),
+        "read_record": lambda _: launch.Launch(settings, Pair.of(settings), device),
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES, architecture
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.errors import DFlashError, apply, raise_first_error
+from sglang_dflash.errors import DFlashError, first, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES
 from sglang_dflash.plan.serving import current
@@ -29,10 +28,10 @@ def load_drafter(drafter: Any, request: Any) -> tuple[bool, str]:
     """Load the folder of an ``UpdateWeightFromDiskReqInput`` into the drafter's runner; return success and message."""
     path, mask = request.model_path, drafter.model.vocabulary.mask_embedding
     changes = {"speculative_draft_model_path": path, "speculative_draft_model_revision": None}
-    settings = replace(Settings.of(resolving_view(get_server_args())), **changes)
+    settings = Settings(resolving_view(get_server_args())).changed(**changes)
     try:
         pair = Pair.of(settings)
-        raise_first_error(apply(about, rule, settings, pair) for about, rule in PAIR_RULES.items())
+        raise_first_error(first(about, rule, settings, pair) for about, rule in PAIR_RULES.items())
         embedding = load_mask_embedding(pair.drafter_files.path(MASK_EMBEDDING), pair.drafter)
     except DFlashError as error:
         return False, str(error)
