@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.hooks import Hooks
@@ -20,13 +19,12 @@ SERVER_INFO_KEY = "sglang_dflash"
 
 def report_worker(result: Any, scheduler: Scheduler, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``: add our worker's plan and counters to ``/server_info``."""
-    if serving.plan is not None:
-        result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
-        # SGLang's mean omits the steps since the last log interval: count every step since /flush_cache
-        reporter = scheduler.metrics_reporter
-        if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
-            tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
-            result.internal_state["avg_spec_accept_length"] = tokens / blocks
+    result.internal_state[SERVER_INFO_KEY] = scheduler.draft_worker.server_info()
+    # SGLang's mean omits the steps since the last log interval: count every step since /flush_cache
+    reporter = scheduler.metrics_reporter
+    if blocks := reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct:
+        tokens = reporter.spec_total_num_accept_tokens + reporter.spec_num_accept_tokens
+        result.internal_state["avg_spec_accept_length"] = tokens / blocks
     return result
 
 
@@ -35,7 +33,7 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
 
     SGLang counts the full width; ``cap_lens`` has the verified positions, anchors included.
     """
-    if get_spec().speculative_algorithm != "DFLASH" or "spec_cap_length" not in meta_info:
+    if "spec_cap_length" not in meta_info:
         return
     drafts = recv_obj.spec_num_cap_tokens[i] - recv_obj.spec_verify_ct[i]
     meta_info["spec_num_proposed_drafts"] = drafts
@@ -45,7 +43,7 @@ def count_verified_drafts(_: None, manager: Any, meta_info: dict[str, Any], recv
 def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``SchedulerMetricsReporter.report_decode_stats``: compute its accept rate from the mean width."""
     steps, verified = reporter.spec_num_forward_ct, reporter.spec_num_cap_tokens
-    if serving.plan is None or serving.plan.widths is None or not steps or verified <= steps:
+    if not steps or verified <= steps:
         original(reporter, *args, **kwargs)
         return
     with get_spec().override(speculative_num_draft_tokens=verified / steps):

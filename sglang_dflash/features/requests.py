@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.rules import cannot_roll_back
+from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.worker import FINISH_ABORT, BaseGrammarObject, get_exec
 
@@ -26,10 +26,8 @@ _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary
 _HARMLESS = {"temperature": 1.0, "top_k": 1, "repetition_penalty": 1.0, "min_new_tokens": 0, "logit_bias": None}
 
 
-def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable_overlap: bool) -> str | None:
+def refuse_request(_: Callable[..., str | None], req: Any, enable_overlap: bool) -> str | None:
     """Hook around ``validate_dflash_request``: return the error for the client, or None."""
-    if serving.plan is None:
-        return original(req, enable_overlap)
     _drop_impossible_stops(req)
     refusal = next(_refusals(req), None)
     if refusal is None:
@@ -43,7 +41,7 @@ def refuse_request(original: Callable[[Any, bool], str | None], req: Any, enable
 def _refusals(req: Any) -> Iterator[DFlashError]:
     lacking = {
         "return_sampling_mask": req.return_sampling_mask and "token sets after filtering are not kept per position",
-        f"{FIELD}: {TARGET_LAYERS}": wants_target_layers(req) and not serving.the_plan().drafts and "no drafter",
+        f"{FIELD}: {TARGET_LAYERS}": wants_target_layers(req) and not current.worker.plan.drafts and "no drafter",
     }
     for feature, reason in lacking.items():
         if reason:
@@ -79,7 +77,7 @@ def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
 def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
     """Hook after ``create_grammar_backend``: DFlashError for grammars that cannot forget rejected drafts."""
     compiles = getattr(backend, "grammar_backend", backend)  # without the wrapper of reasoning parsers
-    if serving.plan is None or compiles is None:
+    if compiles is None:
         return
     grammar = type(compiles.dispatch_regex("a"))
     if grammar.rollback is BaseGrammarObject.rollback:
@@ -92,7 +90,7 @@ def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len
     Tokens are replayed one by one only if SGLang finds an end, or for a pattern, whose match may depend on where the
     text is cut. ``output_ids`` keeps tokens after the end, as the K/V cache does.
     """
-    if serving.plan is None or new_accepted_len <= 1 or req.finished() or req.to_finish:
+    if new_accepted_len <= 1 or req.finished() or req.to_finish:
         original(req, new_accepted_len)
         return
     ids, grammar = req.output_ids, req.grammar
@@ -126,8 +124,7 @@ def _end_here(req: Req) -> None:
 
 def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
     """Hook before ``Session._concat_token_arrays``: continue a session with the tokens that its client has seen."""
-    if serving.plan is not None:
-        last_req.output_ids = last_req.output_ids_through_stop
+    last_req.output_ids = last_req.output_ids_through_stop
 
 
 def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
@@ -136,7 +133,7 @@ def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) 
     A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets SGLang also keeps the
     last token, whose K/V may not exist yet.
     """
-    slot = None if serving.plan is None else sessions.borrowed_slot(req)
+    slot = sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):
         return original(sessions, req)
     if sessions.cache.supports_mamba():
@@ -152,15 +149,14 @@ def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) 
     return kept
 
 
-_REQUEST = "managers.schedule_batch.Req"
 HOOKS = Hooks(
     before={"session.session_controller.Session._concat_token_arrays": forget_unseen_tokens},
     around={
         "speculative.dflash_utils.validate_dflash_request": refuse_request,
-        f"{_REQUEST}.update_finish_state": end_at_first_token,
+        "managers.schedule_batch.Req.update_finish_state": end_at_first_token,
         "session.streaming_session.StreamingSession.try_cache_finished_req": keep_streaming_turn,
     },
     after={"constrained.base_grammar_backend.create_grammar_backend": refuse_without_rollback},
     # under speculation SGLang samples a token even if none is requested
-    values={f"{_REQUEST}.is_prefill_only": property(lambda req: req.sampling_params.max_new_tokens == 0)},
+    values={"managers.schedule_batch.Req.is_prefill_only": property(lambda r: r.sampling_params.max_new_tokens == 0)},
 )

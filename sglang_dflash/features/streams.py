@@ -10,20 +10,16 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from functools import cache
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.launch import get_server_args
 
 BYTES = 4  # per character
 CONTEXT = 6  # preceding tokens that decoding may depend on
 
-_tokenizer: Any = None
-_marker_or_character = re.compile(".", re.DOTALL)
-_answer: ContextVar[dict[str, Any] | None] = ContextVar("_answer", default=None)
+_answer: ContextVar[tuple[Any, dict[str, Any]]] = ContextVar("_answer", default=(None, {}))  # and the tokenizer
 
 
 def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
@@ -32,7 +28,7 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
     SGLang may move the end of sent text back.
     """
     status = manager.decode_status
-    sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status} if _we_serve() else {}
+    sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status}
     texts = original(manager, batch)
     for rid, offset in sent.items():
         if rid in status:
@@ -40,24 +36,18 @@ def send_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> l
     return texts
 
 
-def keep_tokenizer(_: None, manager: Any) -> None:
-    """Hook after ``TokenizerManager.init_tokenizer_and_processor``: keep its tokenizer."""
-    global _tokenizer, _marker_or_character
-    _tokenizer = manager.tokenizer
-    added = sorted(filter(None, getattr(_tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
-    _marker_or_character = re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
-
-
 def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
     """Hook before ``FunctionCallParser.parse_non_stream``, which may pass a whole answer to ``parse_stream_chunk``."""
     parser.reads_whole_answer = True
 
 
-async def remember(original: Callable[..., AsyncGenerator[Any]], *args: Any, **keywords: Any) -> AsyncIterator[Any]:
+async def remember(
+    original: Callable[..., AsyncGenerator[Any]], manager: Any, *args: Any, **keywords: Any
+) -> AsyncIterator[Any]:
     """Hook around ``TokenizerManager.generate_request``: keep each answer for its parsers."""
-    async with aclosing(original(*args, **keywords)) as answers:
+    async with aclosing(original(manager, *args, **keywords)) as answers:
         async for answer in answers:
-            _answer.set(answer)
+            _answer.set((manager.tokenizer, answer))
             yield answer
 
 
@@ -66,8 +56,9 @@ def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> 
 
     Returns the joined results, with consecutive argument deltas of one call merged.
     """
-    at_once = hasattr(parser, "reads_whole_answer") or _tokenizer is None or not _we_serve()
-    ends = set() if at_once else _ends_of_tokens(text)
+    tokenizer, answer = _answer.get()
+    at_once = hasattr(parser, "reads_whole_answer") or tokenizer is None
+    ends = set() if at_once else _ends_of_tokens(text, tokenizer, answer.get("output_ids") or [])
     pieces = [text[start:end] for start, end in pairwise(sorted({0, *ends, len(text)}))] or [text]
     results = [original(parser, piece, *tools) for piece in pieces]
     if isinstance(results[0], tuple):
@@ -77,25 +68,26 @@ def parse(original: Callable[..., Any], parser: Any, text: str, *tools: Any) -> 
     )
 
 
-def _we_serve() -> bool:
-    return isinstance(read_record(get_server_args()), ServingPlan)
-
-
-def _ends_of_tokens(text: str) -> set[int]:
+def _ends_of_tokens(text: str, tokenizer: Any, ids: list[int]) -> set[int]:
     """Where tokens end in ``text``, else markers and characters."""
-    ids = (_answer.get() or {}).get("output_ids") or []
     for skips in (False, True):
         pieces: list[str] = []
         for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
             # as in the detokenizer: a token that ends inside a character adds no text
             before, after = (
-                _tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
+                tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
                 for end in (k, k + 1)
             )
             pieces.insert(0, after[len(before) :])
             if (start := "".join(pieces).find(text)) >= 0:
                 return {end - start for end in accumulate(map(len, pieces)) if 0 < end - start < len(text)}
-    return {match.end() for match in _marker_or_character.finditer(text)}
+    return {match.end() for match in _marker_or_character(tokenizer).finditer(text)}
+
+
+@cache
+def _marker_or_character(tokenizer: Any) -> re.Pattern[str]:
+    added = sorted(filter(None, getattr(tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
+    return re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
 
 
 def _joined(parts: Any) -> Any:
@@ -109,20 +101,16 @@ def _joined(parts: Any) -> Any:
     return calls
 
 
-_TOOLS, _TOKENIZER = (
-    "function_call.function_call_parser.FunctionCallParser",
-    "managers.tokenizer_manager.TokenizerManager",
+_TOOLS = "function_call.function_call_parser.FunctionCallParser"
+DETOKENIZER_HOOKS = Hooks(
+    around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": send_once}
 )
 TOKENIZER_HOOKS = Hooks(
     before={f"{_TOOLS}.parse_non_stream": mark_whole},
     around={
-        f"{_TOKENIZER}.generate_request": remember,
+        "managers.tokenizer_manager.TokenizerManager.generate_request": remember,
         f"{_TOOLS}.parse_stream_chunk": parse,
         "function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": parse,
         "parser.reasoning_parser.ReasoningParser.parse_stream_chunk": parse,
     },
-    after={f"{_TOKENIZER}.init_tokenizer_and_processor": keep_tokenizer},
-)
-DETOKENIZER_HOOKS = Hooks(
-    around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": send_once}
 )

@@ -70,8 +70,9 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
-    from sglang_dflash.features import hidden, pools, ranks, reports, requests, trainers, transfer, window
+    from sglang_dflash.features import hidden, pools, ranks, reports, requests, transfer, window
     from sglang_dflash.features.exact import rows, stepped
+    from sglang_dflash.features.updates import writes
     from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
     from sglang_dflash.upstream.worker import get_exec
@@ -82,7 +83,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         state.HOOKS: True,
-        trainers.HOOKS: True,
+        writes.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         backend.HOOKS: not plan.exact,
         rows.HOOKS: plan.exact,
@@ -101,9 +102,10 @@ def enter_scheduler(plan: ServingPlan) -> None:
 
 def enter_tokenizer() -> None:
     """Install the hooks of a process that parses answers."""
-    from sglang_dflash.features import reports, streams, trainers
+    from sglang_dflash.features import reports, streams
+    from sglang_dflash.features.updates import requests as updates
 
-    install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, trainers.TOKENIZER_HOOKS, _WORKER_HOOKS)
+    install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, updates.TOKENIZER_HOOKS, _WORKER_HOOKS)
 
 
 class _LoadsPlugins(dict[str, Any]):

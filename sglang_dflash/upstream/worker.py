@@ -24,6 +24,7 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput, UpdateWeightFromDiskReqOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.managers.tp_worker import TpModelWorker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.allocation import alloc_for_spec_decode, assign_req_to_token_pool_func
@@ -34,6 +35,7 @@ from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner, SamplingPrewarmResult
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
+from sglang.srt.model_executor.model_runner_components.weight_updater import _model_load_weights_direct
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph import (

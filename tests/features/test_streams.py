@@ -10,7 +10,6 @@ import json
 import pkgutil
 import random
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain, pairwise, repeat
@@ -24,22 +23,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
-from sglang.srt.arg_groups import resolution_hooks
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
 from sglang.srt.function_call.core_types import ToolCallItem
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.function_call.json_array_parser import JsonArrayParser
 from sglang.srt.managers import detokenizer_manager
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
 from sglang.srt.parser.reasoning_parser import ReasoningParser
-from sglang.srt.plugins.hook_registry import HookRegistry, _wrap_fn
+from sglang.srt.plugins.hook_registry import _wrap_fn
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from sglang_dflash import plugin, upstream
 from sglang_dflash.features import streams
-from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash_lab.pairs import target_path
 from tests.fuzz.values import fuzz
 
@@ -47,22 +42,15 @@ pytestmark = pytest.mark.sglang
 
 
 @pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[..., None]]:
-    """Apply the hooks; the returned function sets whether our worker serves here, and SGLang's tokenizer."""
-    args, plan = Some(), ServingPlan.__new__(ServingPlan)
+def serve() -> Iterator[Callable[[bool], None]]:
+    """The returned function applies the hooks, or undoes them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HookRegistry, "_hooks", defaultdict(list))
-        patch.setattr(resolution_hooks, "_HOOKS", {})
-        patch.setattr(TokenizerManager, "init_tokenizer_and_processor", lambda _: None)
-        plugin._register_hooks()
-        for path, [(how, hook, _), *_] in HookRegistry._hooks.items():
-            if hook.__module__ == streams.__name__:
-                patch.setattr(path, _wrap_fn(pkgutil.resolve_name(path), hook, how))
-        patch.setattr(streams, "get_server_args", lambda: args)
 
-        def serve(ours: bool, tokenizer: object = None) -> None:
-            upstream.write_record(args, plan if ours else "SGLang's own worker serves")
-            TokenizerManager.init_tokenizer_and_processor(Some(tokenizer=tokenizer))
+        def serve(ours: bool) -> None:
+            patch.undo()
+            for table in (streams.TOKENIZER_HOOKS, streams.DETOKENIZER_HOOKS) if ours else ():
+                for path, how, hook in table.functions():
+                    patch.setattr(path, _wrap_fn(pkgutil.resolve_name(path), hook, how))
 
         yield serve
 
@@ -131,7 +119,7 @@ def test_chunks_join_to_the_text(serve: Any, kind: str, text: str, sizes: list[i
     pieces = streamed(tokens, prompt, ids, chain(sizes, repeat(sizes[-1])), skip)
     serve(False)
     assert "".join(pieces) == "".join(streamed(tokens, prompt, ids, repeat(1), skip)) == whole
-    if (kind, text) == ("byte-fallback", SENT_TWICE):  # nothing changes where our worker does not serve
+    if (kind, text) == ("byte-fallback", SENT_TWICE):  # what SGLang sends
         assert "".join(streamed(tokens, prompt, ids, chain([3], repeat(1)), skip)) == " 漢漢글漢글"
 
 
@@ -208,7 +196,7 @@ def received(answers: Any, name: str, tokens: Any, steps: list[tuple[str, list[i
     def fed(parse: Callable[[str], Any]) -> Iterator[Any]:
         for text, ids in steps:
             written.extend(ids)
-            streams._answer.set({"output_ids": written})
+            streams._answer.set((tokens, {"output_ids": written}))
             yield parse(text)
 
     if answers is with_thoughts:
@@ -229,30 +217,31 @@ def received(answers: Any, name: str, tokens: Any, steps: list[tuple[str, list[i
 
 @pytest.mark.parametrize("kind", ["markers", "no markers", "no tokens"])
 @pytest.mark.parametrize(("answers", "name"), PARSERS)
-def test_steps_are_parsed_as_single_tokens(serve: Callable[..., None], answers: Any, name: str, kind: str) -> None:
+def test_steps_are_parsed_as_single_tokens(serve: Callable[[bool], None], answers: Any, name: str, kind: str) -> None:
     tokens, draw = tokenizer(kind != "no markers"), random.Random(name)
     for text in answers(name):
         whole = single_tokens(text, tokens, draw)
         if kind == "no tokens":  # then text is parsed by markers and characters
             whole = [(match[0], []) for match in re.finditer(f"{MARKER.pattern}|.", text, re.DOTALL)]
         for pieces in (whole, whole[:-3]):
-            serve(False, tokens)
+            serve(False)
             expected = received(answers, name, tokens, pieces)
-            serve(True, tokens)
+            serve(True)
             for cuts in (range(16, len(pieces), 16), sorted(draw.sample(range(1, len(pieces)), len(pieces) // 9))):
                 parts = [pieces[start:end] for start, end in pairwise([0, *cuts, len(pieces)])]
                 steps = [("".join(text for text, _ in part), [*chain(*(ids for _, ids in part))]) for part in parts]
                 assert received(answers, name, tokens, steps) == expected
 
 
-def test_a_call_is_two_events_and_what_is_no_step_of_ours_is_parsed_at_once(serve: Callable[..., None]) -> None:
-    serve(True, tokenizer(True))
+def test_a_call_is_two_events_and_what_is_no_step_is_parsed_at_once(serve: Callable[[bool], None]) -> None:
+    serve(True)
+    streams._answer.set((tokenizer(True), {}))
     answer, whole, seen = calls("hermes", WEATHER), FunctionCallParser(TOOLS, "hermes"), list[str]()
     assert [bool(item.name) for item in whole.parse_stream_chunk(answer)[1]] == [True, False]
     items = streams.parse(lambda _, text: ([ToolCallItem(tool_index=text < "e", parameters=text)],), None, answer)[0]
     assert len(items) > 1 and all(one.tool_index != two.tool_index for one, two in pairwise(items))
     whole.parse_non_stream(answer)
-    for ours, parser, text in [(True, None, ""), (True, None, "a"), (True, whole, answer), (False, None, answer)]:
-        serve(ours, tokenizer(True))
+    for tokens, parser, text in [(True, None, ""), (True, None, "a"), (True, whole, answer), (False, None, answer)]:
+        streams._answer.set((tokenizer(True) if tokens else None, {}))
         assert streams.parse(lambda _, piece: (seen.append(piece), None), parser, text) == (None, None)
         assert seen.pop() == text and not seen

@@ -1,4 +1,4 @@
-"""Every hook uses the worker class that SGLang received."""
+"""Which worker class SGLang receives, and for which launches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.features import reports
-from sglang_dflash.features.reports import SERVER_INFO_KEY
-from sglang_dflash.features.requests import refuse_request
-from sglang_dflash.features.trainers import select_runners
 from sglang_dflash.launch import resolve as hooks_launch
 from sglang_dflash.launch import takeover
-from sglang_dflash.plan import serving
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.plan import reason_for_builtin
@@ -50,34 +45,11 @@ def launched(reason: str | None) -> Any:
     return args
 
 
-def answers() -> tuple[str | None, bool, list[str]]:
-    params = SimpleNamespace(stop_token_ids=None, custom_params=None)
-    request = SimpleNamespace(return_sampling_mask=True, sampling_params=params)
-    refusal = refuse_request(lambda *_: "SGLang's own answer", request, True)
-    result: Any = SimpleNamespace(internal_state={})
-    worker = SimpleNamespace(server_info=lambda: {})
-    counts = dict.fromkeys(
-        ("num_forward_ct", "num_accept_tokens", "total_num_forward_ct", "total_num_accept_tokens"), 0
-    )
-    reporter = SimpleNamespace(**{f"spec_{name}": count for name, count in counts.items()})
-    reports.report_worker(result, SimpleNamespace(draft_worker=worker, metrics_reporter=reporter))
-    updated = select_runners([("target", None), ("draft", None)], None)
-    return refusal, SERVER_INFO_KEY in result.internal_state, [role for role, _ in updated]
-
-
-def test_every_hook_steps_aside_for_sglangs_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even in a process that has imported ours."""
+def test_the_worker_that_the_launch_decided_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_dflash.worker.worker import DFlashWorker
 
     assert choose(monkeypatch, "context parallelism is used") is int
-    assert answers() == ("SGLang's own answer", False, ["target", "draft"])
-    assert serving.plan is None
     assert choose(monkeypatch, None) is DFlashWorker
-    refusal, shown, updated = answers()
-    assert "return_sampling_mask is not available" in str(refusal)
-    assert shown
-    assert updated == ["target"]
-    assert select_runners([("draft", None)], None, "draft") == [("draft", None)]
 
 
 def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:

@@ -1,20 +1,21 @@
-"""Tensors by IPC are checked as those of other updates, load by load."""
+"""Tensors by IPC are checked as those of other updates, load by load; a checkpoint is read twice, not listed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.features import weights
+from sglang_dflash.features.updates import writes
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import serve
 
 pytestmark = pytest.mark.sglang
 
@@ -51,20 +52,19 @@ def update(loads: list[Tensors], model: Model, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(extension.SGLangCheckpointEngineWorkerExtensionImpl, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(weight_updater, "_unsupported_derived_weight_cache_error", lambda *_: None)
     arguments = SimpleNamespace(model_path=str(target_path("tiny-dense")), revision=None)
-    monkeypatch.setattr(weights, "get_server_args", lambda: arguments)
-    monkeypatch.setattr(weights, "get_parallel", lambda: SimpleNamespace(moe_ep_size=1))
+    monkeypatch.setattr(writes, "get_server_args", lambda: arguments)
+    monkeypatch.setattr(writes, "get_parallel", lambda: SimpleNamespace(moe_ep_size=1))
     config = SimpleNamespace(model_path="target", is_draft_model=False)
     kept = {"get_model": lambda: model, "get_model_runner": lambda: SimpleNamespace(model=model)}
     updater: Any = SimpleNamespace(model_config=config, _assert_weight_cache_inactive=lambda _: None, **kept)
-    request = SimpleNamespace(zmq_handles={"GPU-0": "socket"})
-    result: tuple[bool, str] = weights.update_wholly(
-        weight_updater.WeightUpdater.update_weights_from_ipc, updater, request
+    updater.update_weights_from_ipc = MethodType(weight_updater.WeightUpdater.update_weights_from_ipc, updater)
+    result: tuple[bool, str] = writes.WholeUpdater(updater).update_weights_from_ipc(
+        SimpleNamespace(zmq_handles={"GPU-0": "socket"})
     )
     return result
 
 
 def test_tensors_by_ipc_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch)
     model = Model()
     ones, fc = ("norm", torch.ones(4)), ("fc.weight", torch.ones(2))
     tied = ("lm_head.weight", torch.ones(2))
@@ -73,3 +73,35 @@ def test_tensors_by_ipc_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         success, message = update([refused], model, monkeypatch)
         assert not success and "nothing was written" in message and refused[-1][0] in message
         assert model.norm.eq(1).all()
+
+
+def test_a_checkpoint_is_read_twice_and_never_listed(tmp_path: Path) -> None:
+    """As pickled files, whose tensors PyTorch builds by writes; no written tensor comes from the first reading."""
+    from sglang.srt.model_loader.weight_utils import pt_weights_iterator
+
+    files = [str(tmp_path / f"{number}.bin") for number in range(4)]
+    for number, file in enumerate(files):
+        torch.save({f"norm.{number}": torch.full((4,), float(number))}, file)
+    norms = {f"norm.{number}": torch.nn.Parameter(torch.zeros(4)) for number in range(4)}
+    read, most = list[ReferenceType[torch.Tensor]](), 0
+
+    def load(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        nonlocal most
+        for name, tensor in tensors:
+            norms[name].data.copy_(tensor)
+            read.append(ref(tensor))
+            most = max(most, sum(each() is not None for each in read))
+
+    config = SimpleNamespace(model_path="target", is_draft_model=True)
+    model = SimpleNamespace(load_weights=load)
+
+    def update_weights_from_disk() -> tuple[bool, str]:
+        model.load_weights(writes.Checkpoint(lambda: pt_weights_iterator(files)))
+        return True, ""
+
+    updater = SimpleNamespace(
+        get_model=lambda: model, model_config=config, update_weights_from_disk=update_weights_from_disk
+    )
+    assert writes.WholeUpdater(updater).update_weights_from_disk() == (True, "")
+    assert [norm.tolist() for norm in norms.values()] == [[float(number)] * 4 for number in range(4)]
+    assert len(read) == 8 and most <= 2
