@@ -34,16 +34,15 @@ def take_projections(_: None, backend: Any, *args: Any, **options: Any) -> None:
     backend.supports_packed_verify = current.worker.plan.replay or not by_flashinfer
 
 
-def verify(rule: Rule, original: Callable[..., Any], backend: Any, **call: Any) -> Any:
+def verify(
+    rule: Rule, original: Any, backend: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
+) -> Any:
     """Hook around ``GDNAttnBackend.forward_extend``: return the outputs, and z if the projections are unsplit."""
-    layer, forward_batch, mixed_qkv = call["layer"], call["forward_batch"], call["mixed_qkv"]
     if not (backend.supports_packed_verify and forward_batch.forward_mode.is_target_verify()):
-        return original(backend, **call)
+        return original(backend, layer=layer, forward_batch=forward_batch, mixed_qkv=mixed_qkv, a=a, b=b, **rest)
     if unsplit := isinstance(mixed_qkv, tuple):
         mixed_qkv, gates = mixed_qkv
         b, a = gates.chunk(2, -1)
-    else:
-        a, b = call["a"], call["b"]
     width, cache = forward_batch.spec_info.draft_token_num, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices[: len(mixed_qkv) // width]
     mixed, z, a, b = gdn_convolve(
