@@ -21,7 +21,7 @@ from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.rules import check_rules
 from sglang_dflash.plan.serving import ServingPlan, decide
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.settings import SWITCH, Settings
 
 TITLE = 72  # columns before the verdict
 MIN_LENGTH = 2048  # for a prompt and a short answer
@@ -145,13 +145,15 @@ def preflight(settings: Settings, device: Device) -> Report:
     try:
         settings.validate()
         pair = Pair.of(settings)
-        if not (settings.wants_builtin or left_untouched(settings, pair, device)):
+        reason = f"{SWITCH}=builtin" if settings.wants_builtin else left_untouched(settings, pair, device)
+        if reason is None:
             findings += check_rules(settings, pair, device)
             findings += check_linear_backends(settings, device, torch.version.cuda)
             findings += check_flags(settings, pair, device)
             if pair.kind or any(finding.level == "error" for finding in findings):
                 return Report(findings)
-        if reason := reason_for_builtin(settings, pair, device):
+            reason = reason_for_builtin(settings, pair, device)
+        if reason is not None:
             value, expected = f"SGLang's own worker serves: {reason}", "arguments that this package's worker serves"
             remedy = "none to serve it; memory is not checked for SGLang's own worker"
             return Report([*findings, warn(value, expected=expected, remedy=remedy, about="worker")])

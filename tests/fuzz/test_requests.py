@@ -19,9 +19,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_dflash.features import requests
 from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.seeds import SeededSampler, Seeds
-from sglang_dflash.plan import serving
 from sglang_dflash.worker.accept import for_block
 from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
+from tests.support.configs import serve
 
 pytestmark = pytest.mark.sglang
 
@@ -75,7 +75,7 @@ class Batch(Some):
 
 @pytest.fixture(autouse=True)
 def our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "plan", object())
+    serve(monkeypatch)
     for module in (sampling_batch_info, sampler):
         monkeypatch.setattr(module, "get_exec", lambda: EXEC)
 

@@ -118,6 +118,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
     for name, value in {
         "read_record": lambda _: launch.Launch(settings, Pair.of(settings), device),
         "write_record": lambda *_: None,
+        "enter_tokenizer": lambda: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),

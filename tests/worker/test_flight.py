@@ -50,7 +50,7 @@ def launch(flight: Flight, width: int) -> None:
 def test_a_step_lasts_until_the_next_one_starts_and_is_read_when_the_device_has_finished(events: Events) -> None:
     flight = Flight("meta")
     launch(flight, 1), launch(flight, 2)
-    assert flight.finish([1, 1]) == (Finished(1, (), (), [1, 1]), [1])
+    assert flight.finish([1, 1]) == (Finished(1, (), (), [1, 1], []), [1])
     events.done = 2
     flight.interrupt()  # by a prefill
     finished, kept = flight.finish([2, 1])
