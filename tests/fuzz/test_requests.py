@@ -21,7 +21,7 @@ from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.worker.accept import for_block
 from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
-from tests.support.configs import serve
+from tests.support import configs
 
 pytestmark = pytest.mark.sglang
 
@@ -75,7 +75,7 @@ class Batch(Some):
 
 @pytest.fixture(autouse=True)
 def our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch)
+    configs.serve(monkeypatch)
     for module in (sampling_batch_info, sampler):
         monkeypatch.setattr(module, "get_exec", lambda: EXEC)
 
