@@ -41,7 +41,7 @@ class Accept(RequestRows):
         self._sync, self._logits = SpecTpSync(get_dp_tp_group()), BlockLogits(runner, vocabulary)
         if type(runner.sampler) is Sampler:
             runner.sampler = SeededSampler()
-        self._seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
+        self.seeds = Seeds(runner.req_to_token_pool, target_worker.random_seed + get_parallel().attn_dp_rank)
         self._penalties, self._processors = Penalties(), Processors()
         # SGLang checks for non-finite values, or replaces them
         checks = envs.SGLANG_SANITIZE_NAN_LOGITS, envs.SGLANG_ENABLE_NAN_LOGITS_CHECK, envs.SGLANG_ENABLE_ASYNC_ASSERT
@@ -50,9 +50,9 @@ class Accept(RequestRows):
     def start(self, batch: ScheduleBatch) -> None:
         """Also prepare ``batch.sampling_info``, from which the target's prefill samples."""
         self._penalties.start(batch)
-        self._seeds.start(batch)
+        self.seeds.start(batch)
         self._processors.start(batch)
-        self._seeds.mark(batch)
+        self.seeds.mark(batch)
 
     def transferred(self, batch: ScheduleBatch) -> None:
         self.start(batch)
@@ -112,7 +112,7 @@ class Accept(RequestRows):
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        self._seeds.mark(batch)
+        self.seeds.mark(batch)
         processed, chosen = without_processors(info), list[Tensor]()
         if processed is not info:
             reachable = logits[:, : step.state.room]

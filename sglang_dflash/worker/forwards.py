@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.seeds import Seeds
 from sglang_dflash.features.window import DraftRings
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
@@ -27,8 +28,9 @@ class Draft:
     ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
-    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int) -> None:
-        self._drafter, self._layout, self._rings, self._drafted = drafter, layout, rings, drafted
+    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, drafted: int, seeds: Seeds) -> None:
+        self._drafter, self._layout, self._rings, self._drafted, self._seeds = drafter, layout, rings, drafted, seeds
+        drafter.model.noise = seeds.noise
         self._batches = ForwardBatches(drafter, CaptureHiddenMode.NULL)
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
@@ -39,6 +41,7 @@ class Draft:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
+        self._seeds.share(step.batch)
         block = step.first(self._drafted, translator) if step.width > self._drafted else step
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._layout):

@@ -190,14 +190,14 @@ class DFlashWorker(BaseSpecWorker):
         plan, layout, rings, drafter = self.plan, self.draft_parallel_layout, self._rings, self._drafter
         self._commit = RecurrentCommit(self._target_worker, replays=plan.replay, exact=plan.exact)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._commit.state_table)
+        self._accept = Accept(self._target_worker, self._vocabulary)
         if drafter is None:
             self._draft = self._inject = NoDrafter(self._target.device)
         else:
             defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
-            self._draft = Draft(drafter, layout, rings, plan.drafted)
+            self._draft = Draft(drafter, layout, rings, plan.drafted, self._accept.seeds)
             self._inject = Inject(drafter, layout, rings, defers=defers)
         self._verify = Verify(self._target_worker)
-        self._accept = Accept(self._target_worker, self._vocabulary)
         keep_last_layer(self._target)
         self._copies = Copies(self._target, plan.block) if plan.copies else None
         self._rows = [rows for rows in (self._accept, self._rings, self._copies) if rows is not None]
