@@ -21,6 +21,7 @@ _OF_DRAFTERS = (
     *("speculative_draft_window_size", "speculative_draft_attention_backend", "speculative_draft_kv_cache_dtype"),
     *("speculative_draft_model_quantization", "speculative_draft_model_revision"),
 )
+_SAMPLED_ACCEPTANCE = ("speculative_use_rejection_sampling", "speculative_use_block_verification")
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -114,11 +115,23 @@ def _grammars(settings: Settings, pair: Pair) -> Finding:
     return ok(settings.grammar_backend or "SGLang's default")
 
 
+def _acceptance(settings: Settings, pair: Pair) -> Finding:
+    given = [flag_of(name) for name in _SAMPLED_ACCEPTANCE if getattr(settings, name)]
+    if not given:
+        return ok("each committed token is the target's own draw")
+    return note(
+        f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
+        expected="no flag: a draft that is unsure is drawn with the same seed, so that sampled requests accept more",
+        remedy="leave it out",
+    )
+
+
 _FLAGS: dict[str, Rule] = {
     "drafter": _drafter_path,
     "block flags": _block_flags,
     "pipeline parallelism": _pipeline,
     "grammar backend": _grammars,
+    "sampled acceptance": _acceptance,
 }
 
 

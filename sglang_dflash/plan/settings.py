@@ -116,6 +116,8 @@ class Settings:
     speculative_draft_model_revision: str | None = None
     speculative_draft_window_size: int | None = _number(None, 1, 1 << 31)
     speculative_num_draft_tokens: int | None = _number(None, 2, 1 << 12)  # an anchor and a draft
+    speculative_use_block_verification: bool = False
+    speculative_use_rejection_sampling: bool = False
     tp_size: int = _number(1, 1, 1 << 16)
     trust_remote_code: bool = False
 
