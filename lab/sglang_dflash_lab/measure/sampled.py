@@ -1,7 +1,7 @@
-"""Tokens per step of sampled requests, with and without the target's noise in drafts: ``python -m ...measure.sampled``.
+"""Tokens per step of sampled requests, with and without the target's noise in drafts.
 
-Prints a table of tiny-forks by the reference decoder, in float32. A gain's interval is the 95 % percentile bootstrap over
-prompts.
+``python -m sglang_dflash_lab.measure.sampled`` prints a table of a tiny pair by the reference decoder, in float32. A gain's
+interval is the 95 % percentile bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sglang_dflash_lab.train.measure import prompt_ids
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 from sglang_dflash_lab.train.sampling import UNSURE, Sampling
 
-PAIR, NEW_TOKENS, PROMPT_SEED = "tiny-forks", 96, 77
+NEW_TOKENS, PROMPT_SEED = 96, 77
 SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.7, 1.0), (0.7, 0.95), (0.3, 1.0))
 BEST, ALWAYS = 0.0, 2.0  # of ``unsure``
 
 
-def main(n: int = 8, thresholds: list[float] = [BEST, UNSURE, ALWAYS]) -> None:  # noqa: B006
-    """Decode ``n`` held-out prompts per task with each threshold, the first of which is the one compared with."""
+def main(pair: str = "tiny-forks", n: int = 8, threshold: list[float] = [BEST, UNSURE, ALWAYS]) -> None:  # noqa: B006
+    """Decode ``n`` held-out prompts per task with each ``threshold``, and compare with the first."""
     torch.set_num_threads(1)
-    tokenizer = load_tokenizer(target_path(PAIR))
+    tokenizer = load_tokenizer(target_path(pair))
     asked = [prompt_ids(tokenizer, each) for task in TASKS for each in prompts(task, "heldout", n, PROMPT_SEED)]
-    print(f"{len(asked)} prompts", f"| drafter | T, top_p | {' | '.join(map(str, thresholds))} |", sep="\n")
-    for drafter in drafter_kinds(PAIR):
-        decoder = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, drafter))
+    print(f"{len(asked)} prompts", f"| drafter | T, top_p | {' | '.join(map(str, threshold))} |", sep="\n")
+    for drafter in drafter_kinds(pair):
+        decoder = ReferenceDecoder.load(target_path(pair), drafter_path(pair, drafter))
         for temperature, top_p in SETTINGS:
-            counts = np.zeros((len(thresholds), len(asked), 2))  # tokens, steps
+            counts = np.zeros((len(threshold), len(asked), 2))  # tokens, steps
             for i, prompt in enumerate(asked):
                 sampling = Sampling(1000 + i, temperature, top_p)
-                for j, unsure in enumerate(thresholds):
+                for j, unsure in enumerate(threshold):
                     decoded = decoder.decode(prompt, NEW_TOKENS, sampling=replace(sampling, unsure=unsure))
                     counts[j, i] = sum(decoded.accept_lengths), len(decoded.steps)
             cells = [_cell(each, counts[0]) for each in counts]
