@@ -1,7 +1,7 @@
 """Tokens per step of sampled requests, with and without the target's noise in drafts.
 
-``python -m sglang_dflash_lab.measure.sampled`` prints a table of a tiny pair by the reference decoder, in float32. A gain's
-interval is the 95 % percentile bootstrap over prompts.
+``python -m sglang_dflash_lab.measure.sampled`` prints a table of a tiny pair by the reference decoder, in float32. The
+interval of a gain is the 95 % percentile bootstrap over prompts.
 """
 
 from __future__ import annotations
