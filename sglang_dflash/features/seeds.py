@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows
-from sglang_dflash.ops import seeded_tokens
+from sglang_dflash.ops import Noise, seeded_tokens
 from sglang_dflash.upstream.worker import Sampler, async_h2d
 
 if TYPE_CHECKING:
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 class Seeds(Feature):
-    """Seeds of the running requests; equal on ranks that serve the same requests."""
+    """Seeds of the running requests; equal on ranks that serve the same requests.
+
+    ``noise`` holds how the target draws the tokens of a batch's requests, in memory that the drafter's graphs read.
+    """
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
         self._slots = torch.zeros(len(pool.req_to_token), dtype=torch.int64, device=pool.device)
         self._random = random.Random(random_seed)
+        ones = torch.ones_like(self._slots, dtype=torch.float32)
+        self.noise = Noise(self._slots.clone(), ones, ones.int(), ones.clone(), torch.zeros_like(ones))
+        self._shared: Tensor | None = None  # SGLang replaces it when the batch's requests change
 
     def start(self, batch: ScheduleBatch) -> None:
         if _draws(batch.sampling_info):
@@ -39,6 +45,21 @@ class Seeds(Feature):
         """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
         info = batch.sampling_info
         info.seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else None
+
+    def share(self, batch: ScheduleBatch) -> None:
+        """Write ``noise``, before the drafter reads it; a batch of the same requests needs no copy."""
+        if batch.req_pool_indices is self._shared:
+            return
+        self._shared, info = batch.req_pool_indices, batch.sampling_info
+        if info.is_all_greedy:
+            self.noise.top_ks.fill_(1)
+            return
+        self.mark(batch)
+        # SGLang's seeded draw has the same hash
+        seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
+        values = seeds, info.temperatures.view(-1), info.top_ks, info.top_ps, info.min_ps
+        for memory, value in zip(self.noise, values, strict=True):
+            memory[: len(value)].copy_(value)
 
     def _seed(self, req: Any) -> int:
         seed: int | None = req.sampling_params.sampling_seed

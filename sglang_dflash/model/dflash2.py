@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.ops import convolve_block, walk_candidates
+from sglang_dflash.ops import Noise, convolve_block, walk_candidates
 from sglang_dflash.upstream.worker import ReplicatedLinear
 
 
@@ -46,12 +46,11 @@ class CandidateSelector(nn.Module):
         self._top_k = config.selector_top_k
 
     def forward(
-        self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """See :func:`~sglang_dflash.model.drafter.most_probable`."""
+        self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise | None
+    ) -> tuple[Tensor, Tensor]:
+        """See :func:`~sglang_dflash.model.drafter.likeliest`."""
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
         unary, candidates = vocabulary.top_k(rows, self._top_k)
         candidates, unary, gates = (x.view(shape) for x in (candidates, unary, self.hidden_projection(rows)[0]))
-        codebooks = self.predecessor_codebook, self.successor_codebook
-        tokens, leads = walk_candidates(candidates, unary, gates, anchors, *codebooks)
-        return tokens, leads if margins else None
+        pairs = gates, self.predecessor_codebook, self.successor_codebook
+        return walk_candidates(candidates, unary, anchors, positions, noise, pairs)

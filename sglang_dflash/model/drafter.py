@@ -14,6 +14,7 @@ from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
+from sglang_dflash.ops import Noise, walk_candidates
 from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.worker import (
     DraftParallelSpec,
@@ -96,20 +97,25 @@ class DrafterLayer(nn.Module):
         return self.mlp(hidden) if self.mlp_conv is None else self.mlp_conv(hidden, width, self.mlp), residual
 
 
-def most_probable(
-    vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, *, margins: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Choose the token of the largest logit at each position: plain DFlash's head.
+CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
+
+
+def likeliest(
+    vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise | None
+) -> tuple[Tensor, Tensor]:
+    """Choose a token at each position from the largest logits, by :func:`walk_candidates`: plain DFlash's head.
 
     Args:
-        anchors: int64 [bs]; hidden: [bs, n, H], of the mask positions.
+        anchors, positions: int64 [bs]; hidden: [bs, n, H], of the mask positions.
+        noise: None chooses the largest logits.
 
     Returns:
-        int64 [bs, n], and with ``margins`` their leads, float32 [bs, n].
+        int64 and float32 [bs, n], the tokens and the leads of the best over the second.
     """
-    tokens, leads = vocabulary.argmax_token(hidden.flatten(0, 1), margins=margins)
-    shape = hidden.shape[:2]
-    return tokens.view(shape), None if leads is None else leads.view(shape)
+    k, top_ks = (2, None) if noise is None else (CANDIDATES, noise.top_ks)
+    logits, tokens = vocabulary.top_k(hidden.flatten(0, 1), k, top_ks)
+    shape = (*hidden.shape[:2], -1)
+    return walk_candidates(tokens.view(shape), logits.view(shape), anchors, positions, noise)
 
 
 class DFlashDraftModel(nn.Module):
@@ -154,6 +160,7 @@ class DFlashDraftModel(nn.Module):
             self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
+        self.noise: Noise | None = None  # of a batch's requests, in memory that the CUDA graphs read
         self._returns_margins = current.worker.plan.copies
         self._complete = False
 
@@ -176,12 +183,13 @@ class DFlashDraftModel(nn.Module):
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch, width)
         hidden, _ = self.norm(hidden, residual)
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
-        choose = self.candidate_selector or most_probable
-        drafts, margins = choose(self.vocabulary, anchors, masks, margins=self._returns_margins)
+        noise = self.noise and Noise(*(each[: len(anchors)] for each in self.noise))
+        choose = self.candidate_selector or likeliest
+        drafts, margins = choose(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts,
-            margins=margins,
+            margins=margins if self._returns_margins else None,
             # the sum over a NaN or an infinity is not finite
             broken=(~masks.sum(-1).isfinite()).sum(-1),
         )

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import argmax, linear, top_k
+from sglang_dflash.ops import leading_tokens, linear
 from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer, weak_ref
 
 
 @dataclass(frozen=True)
 class TargetVocabulary:
-    """Map token ids to embeddings, and hidden states to the token of the largest logit.
+    """Map token ids to embeddings, and hidden states to the tokens of the largest logits.
 
     It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
-    so the argmax needs neither; margins are the drafter's log-odds as trained, so both apply.
+    so the order needs neither; margins and probabilities are the drafter's as trained, so both apply.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
@@ -89,54 +89,25 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def argmax_token(self, hidden: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the argmax token of each row of ``hidden`` [n, H], int64 [n], and with ``margins`` its scaled and
-        capped lead over the second, float32 [n]; equal on all ranks."""
-        return self.argmax_of_shard(self._shard_logits(hidden), margins=margins)
-
-    def argmax_of_shard(self, logits: Tensor, *, margins: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the same from this rank's logits [n, num_ids], which are overwritten for margins."""
-        group = get_parallel().tp_group
-        index = argmax(logits)
-        if group.world_size == 1 and not margins:
-            return index, None
-        best = [logits.gather(1, index[:, None])]
-        if margins:
-            best.append(logits.scatter_(1, index[:, None], -torch.inf).amax(1, keepdim=True))
-        if group.world_size == 1:
-            return index, self._margins(*(column.squeeze(1).float() for column in best))
-        # float32 holds token ids exactly up to 2**24
-        sent = torch.cat([column.float() for column in (*best, index[:, None] + self.first_id)], dim=1)
-        shards = group.all_gather(sent[None], dim=0)
-        first, ids = shards[..., 0], shards[..., -1]
-        rank = first.max(dim=0).indices[None]
-        tokens = ids.gather(0, rank).squeeze(0).long()
-        if not margins:
-            return tokens, None
-        others = first.scatter(0, rank, shards[..., 1].gather(0, rank))
-        return tokens, self._margins(first.amax(0), others.amax(0))
-
-    def top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(self, hidden: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the ``k`` largest scaled and capped logits per row of ``hidden`` [n, H], descending, float32 [n, k],
-        and their tokens, int64 [n, k]; equal on all ranks."""
+        and their tokens, int64 [n, k]; equal on all ranks. ``top_ks`` as for :func:`leading_tokens`."""
+        logits, tokens = self.top_k_of_shard(self._shard_logits(hidden), k, top_ks)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap), tokens
+
+    def top_k_of_shard(self, logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the same, without scale and cap, from this rank's logits [n, num_ids]."""
         group = get_parallel().tp_group
-        logits, tokens = top_k(self._shard_logits(hidden), k)
-        logits = logits.float()
+        logits, tokens = leading_tokens(logits, min(k, self.num_ids), top_ks)
         if group.world_size > 1:
-            # a stable sort orders equal logits alike on every rank
+            # a stable sort orders equal logits alike on every rank; float32 holds token ids exactly up to 2**24
             sent = torch.stack((logits, (tokens + self.first_id).float()))
             logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
             logits, order = logits.sort(dim=1, descending=True, stable=True)
             logits, tokens = logits[:, :k].contiguous(), ids.gather(1, order[:, :k]).long()
-        return self._as_trained(logits), tokens
-
-    def _margins(self, first: Tensor, second: Tensor) -> Tensor:
-        return self._as_trained(first) - self._as_trained(second)
-
-    def _as_trained(self, logits: Tensor) -> Tensor:
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap)
+        return logits, tokens
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         weight = getattr(self.lm_head, "weight", None)  # AWQ's and GPTQ's heads have a packed qweight instead
@@ -197,9 +168,9 @@ class BlockLogits:
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the argmax of each row, int64 [n], from shards [n, V / ranks] or whole ``logits`` [n, V]."""
         if not self._are_shards(logits):
-            return argmax(logits)
+            return leading_tokens(logits, 1)[1][:, 0]
         # padding
-        return self._vocabulary.argmax_of_shard(logits[:, : self._vocabulary.num_ids])[0]
+        return self._vocabulary.top_k_of_shard(logits[:, : self._vocabulary.num_ids], 1)[1][:, 0]
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return all logits, float32 [n, V]; converted ones in the memory that SGLang shares between its graphs."""

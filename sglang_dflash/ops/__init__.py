@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch import Tensor
 
 from sglang_dflash.ops.reference import model, sampling, step
+from sglang_dflash.ops.reference.model import Noise as Noise
 from sglang_dflash.ops.reference.sampling import token_hash as token_hash
 from sglang_dflash.ops.reference.step import Accepted as Accepted
 from sglang_dflash.ops.reference.step import Block as Block
@@ -68,10 +69,9 @@ view_rings = by_device(step.view_rings, f"{_KERNELS}.block")
 norm_rope = by_device(model.norm_rope, f"{_KERNELS}.model")
 block_attention = by_device(model.block_attention, f"{_KERNELS}.attention")
 convolve_block = by_device(model.convolve_block, f"{_KERNELS}.model")
-top_k = by_device(model.top_k, f"{_KERNELS}.model")
+leading_tokens = by_device(model.leading_tokens, f"{_KERNELS}.model")
 walk_candidates = by_device(model.walk_candidates, f"{_KERNELS}.model")
 penalize_block = by_device(sampling.penalize_block, f"{_KERNELS}.sampling")
 repeat_rows = by_device(sampling.repeat_rows, f"{_KERNELS}.sampling")
 seeded_tokens = by_device(sampling.seeded_tokens, f"{_KERNELS}.sampling")
-argmax = by_device(model.argmax, f"{_KERNELS}.model")
 linear = by_device(model.linear)

@@ -16,6 +16,7 @@ from sglang_dflash.plan.settings import READ, Settings, flag_of
 # backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
+_SAMPLED_ACCEPTANCE = ("speculative_use_rejection_sampling", "speculative_use_block_verification")
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -97,11 +98,22 @@ def _grammars(settings: Settings, pair: Pair) -> Iterator[Finding]:
         yield Finding.of(cannot_roll_back("outlines", "OutlinesGrammar"))
 
 
+def _acceptance(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    given = [flag_of(name) for name in _SAMPLED_ACCEPTANCE if getattr(settings, name)]
+    if given:
+        yield note(
+            f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
+            expected="no flag: unsure drafts are drawn with the same seed, so that sampled requests accept more",
+            remedy="leave it out",
+        )
+
+
 _FLAGS: dict[str, Rule] = {
     "drafter": _drafter_path,
     "block flags": _block_flags,
     "pipeline parallelism": _pipeline,
     "grammar backend": _grammars,
+    "sampled acceptance": _acceptance,
 }
 
 

@@ -57,6 +57,7 @@ _OTHERS = {
     "retraction": ("disaggregation_decode_retraction_backup",),
     "batches": ("chunked_prefill_size", "enable_mixed_chunk", "disable_overlap_schedule", "enable_watermark"),
     "acceptance": ("speculative_accept_threshold_acc", "speculative_accept_threshold_single"),
+    "sampled acceptance": ("speculative_use_rejection_sampling", "speculative_use_block_verification"),
     "widths": ("speculative_adaptive", "speculative_adaptive_config"),
     "drafter": ("speculative_draft_model_path", "speculative_draft_model_revision"),
     "drafter's weights": ("speculative_draft_model_quantization",),

@@ -42,7 +42,6 @@ from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakab
     _weak_ref_if_tensor as weak_ref,
 )
 from sglang.srt.model_loader.weight_utils import default_weight_loader
-from sglang.srt.models.dflash import _radix_topk
 from sglang.srt.models.qwen2 import Qwen2MLP
 from sglang.srt.runtime_context import (
     get_context,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sglang_dflash.features.seeds import Seeds
 from sglang_dflash.features.window import DraftRings
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
@@ -28,10 +29,11 @@ class Draft:
     """
 
     def __init__(
-        self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, inject: Inject, drafted: int
+        self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, drafted: int
     ) -> None:
         self._drafter, self._layout, self._rings, self._inject = drafter, layout, rings, inject
-        self._drafted, self._batches = drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
+        self._seeds, self._drafted, self._batches = seeds, drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
+        drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
     def draft(self, step: Step) -> None:
@@ -41,6 +43,7 @@ class Draft:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
+        self._seeds.share(step.batch)
         block = step.first(self._drafted, translator) if step.width > self._drafted else step
         step.caught_up = self._inject.before_draft(block)
         forward_batch = self._batches(block, block.draft_kv)

@@ -176,14 +176,14 @@ class DFlashWorker(BaseSpecWorker):
         commit = SteppedCommit if plan.exact else RecurrentCommit
         self._states = commit(self._target_worker, replays=plan.replay)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._states.state_table)
+        self._accept = Accept(self._target_worker, self._vocabulary)
         if drafter is None:
             self._draft = self._inject = NoDrafter(self._target.device)
         else:
             defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
             self._inject = Inject(drafter, layout, self.rings, defers=defers)
-            self._draft = Draft(drafter, layout, self.rings, self._inject, plan.drafted)
+            self._draft = Draft(drafter, layout, self.rings, self._inject, self._accept.seeds, plan.drafted)
         self._verify = Verify(self._target_worker)
-        self._accept = Accept(self._target_worker, self._vocabulary)
         keep_last_layer(self._target)
         self._flight = Flight(self._target.device, every=1 if plan.widths is not None else EVERY)
 

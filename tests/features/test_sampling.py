@@ -90,6 +90,24 @@ def test_rows_that_sglang_draws_itself_are_not_marked(greedy: bool, sglangs: tor
     assert params.seeds is None
 
 
+def test_the_drafter_reads_how_the_target_draws_once_per_change_of_the_batch() -> None:
+    seeds, greedy = new_seeds(), info(2, is_all_greedy=True)
+    batch = batch_of(info(2, sampling_seed=None), [7, -5], rows=[4, 1])
+    seeds.start(batch)
+    memory = [each.data_ptr() for each in seeds.noise]
+    for sampling, expected in ((None, [7, -5]), (torch.tensor([8, 9]), [8, 9])):  # deterministic mode
+        batch.req_pool_indices, batch.sampling_info = batch.req_pool_indices.clone(), info(2, sampling_seed=sampling)
+        seeds.share(batch)
+        params = batch.sampling_info
+        given = torch.tensor(expected), params.temperatures.view(-1), params.top_ks, params.top_ps, params.min_ps
+        for shared, value in zip(seeds.noise, given, strict=True):
+            assert torch.equal(shared[:2], value.to(shared.dtype))
+    seeds.share(SimpleNamespace(req_pool_indices=batch.req_pool_indices, sampling_info=greedy))
+    assert seeds.noise.seeds[:2].tolist() == [8, 9] and (seeds.noise.top_ks[:2] != 1).any()
+    seeds.share(batch_of(greedy, [None, None], rows=[2, 3]))
+    assert (seeds.noise.top_ks == 1).all() and memory == [each.data_ptr() for each in seeds.noise]
+
+
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
     """Outside a server SGLang's constructor finds no parallel state and no backend; a draw needs the backend."""

@@ -63,6 +63,11 @@ def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_t
     assert torch.equal(model.table.weight, before)
 
 
+def head_of(logits: Tensor) -> Any:
+    """An LM head whose product is ``logits``, row by row, for the identity."""
+    return SimpleNamespace(weight=logits.T)
+
+
 @pytest.mark.parametrize("cap", [1.0, 20.0, 30.0, 50.0])
 def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank: Tensor) -> None:
     """In bfloat16, where many logits tie. Far beyond the cap, float32's tanh makes other logits equal too."""
@@ -78,11 +83,13 @@ def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank:
     logits = drawn.clamp(-6 * cap, 6 * cap).to(torch.bfloat16)
     best = capped(logits).topk(2).values
     assert (best[:, 0] == best[:, 1]).any()
-    tokens, margins = vocabulary.argmax_of_shard(logits.clone(), margins=True)
+    vocabulary = replace(vocabulary, lm_head=head_of(logits), num_ids=64)
+    found, tokens = vocabulary.top_k(torch.eye(4096, dtype=torch.bfloat16), 2)
+    tokens = tokens[:, 0]
     assert torch.equal(tokens, logits.argmax(1)) and torch.equal(tokens, capped(logits).argmax(1))
-    torch.testing.assert_close(margins, best[:, 0] - best[:, 1], rtol=0, atol=0)
+    torch.testing.assert_close(found, best, rtol=0, atol=0)
     saturated = capped(8 * logits)
-    tokens, _ = vocabulary.argmax_of_shard(8 * logits)
+    tokens = vocabulary.top_k_of_shard(8 * logits, 1)[1][:, 0]
     assert (saturated.gather(1, tokens[:, None])[:, 0] == saturated.amax(1)).all()
     assert not torch.equal(tokens, saturated.argmax(1))
 
@@ -100,12 +107,9 @@ def test_a_quantised_head_drafts_by_the_targets_own_product(dtype: torch.dtype |
     model = Target(table=target().table, lm_head=head)
     vocabulary = TargetVocabulary.of(model, drafter(output_scale=0.5, logit_cap=3.0), None)
     best = (one_rank @ table.T).topk(4)
-    tokens, margins = vocabulary.argmax_token(one_rank, margins=True)
-    assert torch.equal(tokens, best.indices[:, 0])
     logits, tokens = vocabulary.top_k(one_rank, 4)
     assert torch.equal(tokens, best.indices)
     torch.testing.assert_close(logits, 3 * torch.tanh(best.values / 6))
-    torch.testing.assert_close(margins, logits[:, 0] - logits[:, 1])
 
 
 def test_a_target_without_an_lm_head_is_refused() -> None:
@@ -152,24 +156,24 @@ def logits_of(hidden: Tensor) -> Tensor:
     return hidden @ target().table.weight.T
 
 
-@pytest.mark.parametrize("margins", [False, True])
-def test_ranks_agree_on_tokens_and_margins(margins: bool, hidden: Tensor, two_ranks: Shards) -> None:
-    tokens, found = two_ranks(hidden, TargetVocabulary.argmax_token, margins=margins)
-    best = logits_of(hidden).topk(2)
-    assert torch.equal(tokens, best.indices[:, 0])
-    if margins:
-        torch.testing.assert_close(found, best.values[:, 0] - best.values[:, 1])
-    else:
-        assert found is None
-
-
-def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(hidden: Tensor, two_ranks: Shards) -> None:
-    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=3)
-    best = logits_of(hidden).topk(3)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(
+    k: int, hidden: Tensor, two_ranks: Shards
+) -> None:
+    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=k)
+    best = logits_of(hidden).topk(k)
     assert torch.equal(tokens, best.indices)
     torch.testing.assert_close(logits, best.values)
     logits, tokens = two_ranks(torch.zeros(1, 4), TargetVocabulary.top_k, k=4)
-    assert (logits.tolist(), set(tokens[0].tolist())) == ([[0.0] * 4], {0, 1, 2, 3})
+    assert (logits.tolist(), tokens[0, 0].item(), set(tokens[0].tolist())) == ([[0.0] * 4], 0, {0, 1, 2, 3})
+
+
+def test_ranks_agree_on_two_candidates_of_a_greedy_request(hidden: Tensor, two_ranks: Shards) -> None:
+    top_ks = torch.tensor([1, 9], dtype=torch.int32)  # of 20 rows each
+    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=4, top_ks=top_ks)
+    best = logits_of(hidden).topk(4)
+    assert torch.equal(tokens[:, :2], best.indices[:, :2]) and torch.equal(tokens[20:], best.indices[20:])
+    torch.testing.assert_close(logits[20:], best.values[20:])
 
 
 VOCAB, PADDED, ROWS = 500, 512, 6

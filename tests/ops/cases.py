@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sglang_dflash import ops
+from sglang_dflash.ops import Noise
 from sglang_dflash.ops.reference import step
 
 MODULES = ("block", "copies", "model", "sampling")
@@ -34,7 +35,7 @@ def compare(
         own = copy.deepcopy(args)  # keeps the strides
         result = run(*own, **options)
         outcomes.append([*(result if isinstance(result, tuple) else [result]), *seen(*own)])
-    torch.testing.assert_close(*outcomes, rtol=tolerance, atol=min(tolerance, 1e-6))
+    torch.testing.assert_close(*outcomes, rtol=tolerance, atol=min(tolerance, 1e-6), equal_nan=True)
     return outcomes[0]
 
 
@@ -144,10 +145,10 @@ def test_a_row_of_top_k_1_takes_the_first_of_its_largest_logits() -> None:
     assert (compare("seeded_tokens", *asked)[0] == 3).all()
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (40, 600), (12, 20_001)])
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 8), (3, 1), (12, 600), (6, 9_001)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_argmax(rows: int, vocab: int, dtype: torch.dtype) -> None:
-    """Of few values, so that most rows have ties, in one part of a row and across parts; padding is larger."""
+def test_leading_tokens(rows: int, vocab: int, dtype: torch.dtype) -> None:
+    """Of few values, so that most rows have ties, in one tile of a row and across tiles; padding is larger."""
     drawn = (torch.randn(rows, vocab + 8, device=DEVICE) * 2).round().to(dtype)
     drawn[:, vocab:] = torch.inf
     logits = drawn[:, :vocab]
@@ -155,8 +156,10 @@ def test_argmax(rows: int, vocab: int, dtype: torch.dtype) -> None:
         logits[row], at = (-1.0 if special == 0 else -torch.inf), ints(0, vocab, 3).sort().values
         logits[row, at] = special
         logits[row, at[0]] = -abs(special)  # equals 0.0, or any NaN; smaller than infinity
-    tokens = compare("argmax", logits, seen=lambda *_: ())[0]
-    assert torch.equal(tokens, logits.float().argmax(-1))  # SGLang's: the conversion keeps order and ties
+    _, tokens, *_ = compare("leading_tokens", logits, 1, seen=lambda *_: ())
+    assert torch.equal(tokens[:, 0], logits.float().argmax(-1))  # SGLang's: the conversion keeps order and ties
+    for top_ks in (None, ints(1, 3, max(1, rows // 3), dtype=torch.int32)):
+        compare("leading_tokens", logits, min(vocab, 16), top_ks, seen=lambda *_: ())
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
@@ -240,22 +243,32 @@ def test_convolve_block(bs: int, width: int, taps: int, channels: int, dtype: to
     compare("convolve_block", hidden, base, corrections, width=width, tolerance=ROUNDING[dtype])
 
 
-@pytest.mark.parametrize(
-    ("bs", "n", "k", "rank"), [(0, 4, 4, 8), (1, 15, 16, 256), (3, 7, 8, 32), (2, 1, 5, 24), (4, 3, 1, 8)]
-)
+WALKS = [(0, 4, 4, 8), (1, 15, 16, 256), (3, 7, 8, 32), (2, 1, 5, 24), (4, 3, 1, 8), (5, 15, 16, 0), (3, 4, 5, 0)]
+
+
+@pytest.mark.parametrize(("bs", "n", "k", "rank"), WALKS)
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_walk_candidates(bs: int, n: int, k: int, rank: int, dtype: torch.dtype) -> None:
     candidates = torch.rand(bs, n, 300, device=DEVICE).topk(k).indices
     predecessors, successors = torch.randn(2, 300, rank, device=DEVICE).to(dtype).unbind()
     gates, unary = torch.randn(bs, n, rank, device=DEVICE).to(dtype), torch.randn(bs, n, k, device=DEVICE)
-    anchors = ints(0, 300, bs, 16)[:, 0]  # a column of the block
-    compare("walk_candidates", candidates, unary, gates, anchors, predecessors, successors, tolerance=1e-4)
+    anchors, positions = ints(0, 300, bs, 16)[:, 0], ints(0, 9000, bs, 16)[:, 0]  # columns of the block
+    walk = candidates, unary, anchors, positions
+    pairs = (gates, predecessors, successors) if rank else None
+    best, *_ = compare("walk_candidates", *walk, pairs=pairs, tolerance=1e-4)
+    temperatures, top_ps, min_ps = torch.rand(3, bs, device=DEVICE)
+    top_ps[::2] = 1.0
+    top_ks = ints(2, 9, bs, dtype=torch.int32)
+    noise = Noise(ints(-(2**63), 2**63 - 1, bs), temperatures + 0.2, top_ks, top_ps, 0.3 * min_ps)
+    drawn, *_ = compare("walk_candidates", *walk, noise, pairs, tolerance=1e-4)
+    assert rank or not torch.equal(drawn, best)  # pairs make the best candidate sure
+    greedy, *_ = compare("walk_candidates", *walk, noise._replace(top_ks=top_ks // 99 + 1), pairs, tolerance=1e-4)
+    assert torch.equal(greedy, best)
 
 
 def test_a_walk_takes_the_first_of_equal_candidates() -> None:
     candidates, equal = ints(0, 300, 2, 3, 8), torch.ones(2, 3, 8, device=DEVICE)
     books = torch.zeros(300, 4, device=DEVICE)
-    tokens, leads, *_ = compare(
-        "walk_candidates", candidates, equal, torch.zeros(2, 3, 4, device=DEVICE), ints(0, 9, 2), books, books
-    )
-    assert torch.equal(tokens, candidates[..., 0]) and not leads.any()
+    for pairs in (None, (torch.zeros(2, 3, 4, device=DEVICE), books, books)):
+        tokens, leads, *_ = compare("walk_candidates", candidates, equal, ints(0, 9, 2), ints(0, 9, 2), pairs=pairs)
+        assert torch.equal(tokens, candidates[..., 0]) and not leads.any()

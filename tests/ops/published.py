@@ -20,6 +20,8 @@ from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.features.copies import MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
+from sglang_dflash.model.drafter import CANDIDATES
+from sglang_dflash.ops import Noise
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
 from sglang_dflash.states.verify import gdn_convolve
@@ -120,7 +122,8 @@ def launch_ours(
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
-    ops.argmax(tensor(bs * width, vocab, dtype=torch.bfloat16))
+    for k, asked in ((1, None), (CANDIDATES, top_ks)):
+        ops.leading_tokens(tensor(bs * width, vocab, dtype=torch.bfloat16), k, asked)
     if attention:
         _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
@@ -155,8 +158,12 @@ def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
     for side in range(2):
         ops.convolve_block(half(bs * width, hidden), base[side], corrections[:, side], width=width)
     candidates, unary = tensor(bs, width - 1, top_k), tensor(bs, width - 1, top_k, dtype=torch.float32)
-    gates, anchors = half(bs, width - 1, rank), tensor(bs, width, skipped=skipped)[:, 0]
-    ops.walk_candidates(candidates, unary, gates, anchors, half(shapes.vocab, rank), half(shapes.vocab, rank))
+    pairs = half(bs, width - 1, rank), half(shapes.vocab, rank), half(shapes.vocab, rank)
+    each = tensor(bs, dtype=torch.float32, skipped=skipped)
+    noise = Noise(tensor(bs, skipped=skipped), each, tensor(bs, dtype=torch.int32, skipped=skipped), each, each)
+    walk = candidates, unary, *(tensor(bs, width, skipped=skipped)[:, 0] for _ in range(2)), noise
+    ops.walk_candidates(*walk)
+    ops.walk_candidates(*walk, pairs)
 
 
 def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.ops import accept_block, token_hash
+from sglang_dflash.ops import Noise, accept_block, seeded_tokens, token_hash
 from sglang_dflash.ops.reference import model, step
-from sglang_dflash_cpu.layers.step_ops import match_copies, offer_copies, walk_candidates
+from sglang_dflash_cpu.layers.step_ops import leading_tokens, match_copies, offer_copies, walk_candidates
 
 
 @given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
@@ -124,7 +124,7 @@ def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) ->
     torch.manual_seed(n)
     candidates, unary, gates = torch.rand(3, n, 64).topk(k).indices, torch.randn(3, n, k), torch.randn(3, n, 8)
     anchors, (predecessors, successors) = torch.randint(64, (3,)), torch.randn(2, 64, 8)
-    inputs = candidates, unary, gates, anchors, predecessors, successors
+    inputs = candidates, unary, anchors, anchors, None, (gates, predecessors, successors)
     tokens, leads = model.walk_candidates(*inputs)
     chosen, over = walk_candidates(*inputs)
     assert torch.equal(chosen, tokens)
@@ -143,6 +143,43 @@ def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) ->
 def test_the_walk_in_numpy_takes_the_first_of_equals_and_leaves_its_inputs() -> None:
     unary, (predecessors, successors) = torch.zeros(2, 3, 4), torch.ones(2, 16, 8, dtype=torch.bfloat16)
     candidates = torch.arange(16).flip(0).view(2, 2, 4)[:, [0, 1, 0]]
-    inputs = candidates, unary, torch.ones(2, 3, 8, dtype=torch.bfloat16), torch.zeros(2).long()
-    tokens, leads = walk_candidates(*inputs, predecessors, successors)
+    first, gates = torch.zeros(2).long(), torch.ones(2, 3, 8, dtype=torch.bfloat16)
+    tokens, leads = walk_candidates(candidates, unary, first, first, pairs=(gates, predecessors, successors))
     assert torch.equal(tokens, candidates[..., 0]) and not leads.any() and not unary.any()
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_an_unsure_draft_is_the_token_that_the_target_would_draw(pairs: bool) -> None:
+    """The candidates are the whole vocabulary here, and the target's logits their scores."""
+    torch.manual_seed(3)
+    bs, n, vocab = 40, 5, 12
+    scores = torch.randn(bs, n, vocab) * torch.tensor([0.5, 1, 2, 4, 8])[:, None]
+    noise = Noise(
+        torch.randint(-(2**63), 2**63 - 1, (bs,)),
+        torch.rand(bs) + 0.3,
+        torch.randint(1, 9, (bs,), dtype=torch.int32),
+        torch.rand(bs).where(torch.arange(bs) % 2 == 0, 1.0),
+        0.3 * torch.rand(bs),
+    )
+    positions, order = torch.randint(9000, (bs,)), torch.rand(bs, n, vocab).argsort(2)
+    books = (torch.zeros(bs, n, 4), torch.zeros(vocab, 4), torch.zeros(vocab, 4)) if pairs else None
+    for walk in (model.walk_candidates, walk_candidates):
+        tokens, _ = walk(order, scores.gather(2, order), positions % vocab, positions, noise, books)
+        drawn_somewhere = 0
+        for i in range(n):
+            drawn = seeded_tokens(scores[:, i], noise.temperatures[:, None], noise[2:], noise.seeds, positions + i)
+            sure = (torch.softmax(scores[:, i], 1).amax(1) >= model.UNSURE) | (noise.top_ks == 1)
+            assert torch.equal(tokens[:, i], torch.where(sure, scores[:, i].argmax(1), drawn))
+            drawn_somewhere += int((drawn[~sure] != scores[:, i].argmax(1)[~sure]).sum())
+        assert drawn_somewhere > 20
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_the_leading_tokens_in_numpy_are_the_definitions(k: int) -> None:
+    """Of few values, so that most rows have ties."""
+    torch.manual_seed(k)
+    logits = torch.randn(12, 30).round().to(torch.bfloat16)
+    for top_ks in (None, torch.tensor([1, 1, 1]), torch.tensor([1, 4, 1])):
+        for rows in (logits, logits.float()):
+            outcomes = leading_tokens(rows, k, top_ks), model.leading_tokens(rows, k, top_ks)
+            assert all(map(torch.equal, *outcomes))

@@ -123,3 +123,10 @@ def test_the_worker_is_a_launchs(
         found = report(tmp_path / on.kind, on, *flags, **changes)
         last = [each for each in found.findings if each.level == level][-1]
         assert named in last.value and found.plan is None and not last.estimated
+
+
+@pytest.mark.parametrize("flag", ["--speculative-use-rejection-sampling", "--speculative-use-block-verification"])
+def test_flags_of_sampled_acceptance_have_no_effect(flag: str) -> None:
+    with_flag, without = (run(*CARD, "--gpu", "h200", *flags).stdout for flags in ([flag], []))
+    assert f"{flag} has no effect: each committed token is the target's own draw" in " ".join(with_flag.split())
+    assert "has no effect" not in without

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dflash.ops import token_hash
+from sglang_dflash.ops import Noise, token_hash
+from sglang_dflash.ops.reference import model
+from sglang_dflash.ops.reference.model import Pairs
 from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
 
 _EDGES = 2.0 ** np.arange(-1, MARGIN_EDGES - 1)
@@ -80,17 +82,35 @@ def offer_copies(
     tokens.numpy()[matched[taken], 1:] = copies[taken]
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """Return the index of each row's largest value, the first of equals: ``[rows, V]`` to int64 ``[rows]``."""
-    if logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
+def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As :func:`sglang_dflash.ops.reference.model.leading_tokens`; a greedy batch needs no sort."""
+    if k > 1 and (top_ks is None or bool((top_ks != 1).any())):
+        return model.leading_tokens(logits, k, top_ks)
+    rows, each = logits.float().numpy(), np.arange(len(logits))
+    values, tokens = np.full((len(rows), k), -np.inf, dtype=np.float32), np.zeros((len(rows), k), dtype=np.int64)
+    tokens[:, 0] = rows.argmax(-1)
+    values[:, 0] = rows[each, tokens[:, 0]]
+    if k > 1:
+        others = rows.copy()
+        others[each, tokens[:, 0]] = -np.inf
+        tokens[:, 1] = others.argmax(-1)
+        values[:, 1] = others[each, tokens[:, 1]]
+    return torch.from_numpy(values), torch.from_numpy(tokens)
 
 
 def walk_candidates(
-    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+    candidates: Tensor,
+    unary: Tensor,
+    anchors: Tensor,
+    positions: Tensor,
+    noise: Noise | None = None,
+    pairs: Pairs | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; sums may differ in the last bits."""
+    sampled = noise is not None and bool((noise.top_ks != 1).any())
+    if sampled or pairs is None:
+        return model.walk_candidates(candidates, unary, anchors, positions, noise if sampled else None, pairs)
+    gates, predecessors, successors = pairs
     before, after = (codebook[candidates].float().numpy() for codebook in (predecessors, successors))
     last, gate, scores = predecessors[anchors].float().numpy(), gates.float().numpy(), unary.numpy().copy()
     best, each = np.empty(candidates.shape[:2], dtype=np.int64), np.arange(len(candidates))

@@ -8,8 +8,11 @@ from pathlib import Path
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs.noisy import noisy_path
 
-NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense")
-DRAFTER_KINDS = ("good", "weak", "swa", "interleaved", "mismatched", "dflash2")
+NAMES = ("tiny-hybrid", "tiny-moe", "tiny-dense", "tiny-forks")
+DRAFTER_KINDS = {
+    "tiny-hybrid": ("good", "weak", "swa", "interleaved", "mismatched", "dflash2"),
+    "tiny-forks": ("good", "dflash2"),
+}
 NOISY = "noisy"  # every pair has it; noisy.py generates it
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -35,7 +38,7 @@ def drafter_path(name: str, kind: str = "good") -> Path:
 def drafter_kinds(name: str) -> tuple[str, ...]:
     """Return the kinds of drafter that the pair ships, ``good`` first."""
     check_known("pair", name, NAMES)
-    return DRAFTER_KINDS if name == "tiny-hybrid" else DRAFTER_KINDS[:1]
+    return DRAFTER_KINDS.get(name, ("good",))
 
 
 def check_known(what: str, value: str, known: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The three targets: shapes of the published pairs, a thousand times smaller, divisible for TP=2."""
+"""The targets: shapes of the published pairs, a thousand times smaller, divisible for TP=2."""
 
 from __future__ import annotations
 
@@ -48,13 +48,12 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
+_DENSE = {"num_hidden_layers": 6, "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA}}
 _MODELS = {
     "tiny-hybrid": ("qwen3_5_text", _HYBRID),
     "tiny-moe": ("qwen3_5_moe_text", {**_HYBRID, **_EXPERTS}),
-    "tiny-dense": (
-        "qwen3",
-        {"num_hidden_layers": 6, "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA}},
-    ),
+    "tiny-dense": ("qwen3", _DENSE),
+    "tiny-forks": ("qwen3", _DENSE),
 }
 
 

@@ -46,6 +46,10 @@ def _convolve(x: Tensor, base: Tensor, corrections: Tensor, width: int) -> Tenso
     return (kernel * torch.stack(earlier, dim=2)).sum(2)
 
 
+# Of a mask's number, candidates and scores [rows, K]: the index of the chosen one, [rows, 1].
+Pick = Callable[[int, Tensor, Tensor], Tensor]
+
+
 class Selector(nn.Module):
     """Score candidates by the preceding token: ``S(p, c) = U(c) + <A[p] * (W h), B[c]>``.
 
@@ -69,12 +73,13 @@ class Selector(nn.Module):
         key = self.predecessor_codebook[before] * self.hidden_projection(hidden)
         return unary + (self.successor_codebook[candidates] @ key[..., None]).squeeze(-1)
 
-    def walk(self, anchors: Tensor, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def walk(self, anchors: Tensor, hidden: Tensor, logits: Tensor, pick: Pick | None = None) -> tuple[Tensor, Tensor]:
         """Choose the best candidate given the previous choice, from left to right.
 
         Args:
             anchors: int64 [rows].
             hidden, logits: of the n masks, [rows, n, ...].
+            pick: chooses in place of the best.
 
         Returns:
             Tokens int64 [rows, n], and leads over the second best candidates, float [rows, n].
@@ -84,6 +89,8 @@ class Selector(nn.Module):
         for i in range(hidden.shape[1]):
             scores = self.scores(hidden[:, i].float(), tokens[-1], candidates[:, i], unary[:, i])
             (first, second), best = scores.topk(2).values.unbind(-1), scores.argmax(-1, keepdim=True)
+            if pick is not None:
+                best = pick(i, candidates[:, i], scores)
             tokens.append(candidates[:, i].gather(1, best).squeeze(1))
             leads.append(first - second)
         return torch.stack(tokens[1:], dim=1), torch.stack(leads, dim=1)

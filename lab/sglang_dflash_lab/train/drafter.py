@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sglang_dflash_lab.train.dflash2 import BlockConvolution, Selector
+from sglang_dflash_lab.train.dflash2 import BlockConvolution, Pick, Selector
 from sglang_dflash_lab.train.hf import Qwen3MLP, Qwen3RMSNorm
+from sglang_dflash_lab.train.sampling import CANDIDATES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DFLASH2 = (  # keys of config.json; 0 or null without DFlash2's parts
@@ -228,12 +229,18 @@ class Drafter(nn.Module):
             block = layer(block, positions, key_value, mask, width)
         return self.norm(block)
 
-    def choose(self, anchors: Tensor, hidden: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, anchors: Tensor, hidden: Tensor, logits: Tensor, pick: Pick | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Draft a token per mask, with its lead over the second choice, as :meth:`Selector.walk`."""
         if self.candidate_selector is not None:
-            return self.candidate_selector.walk(anchors, hidden, logits)
-        first, second = logits.float().topk(2).values.unbind(-1)
-        return logits.argmax(-1), first - second
+            return self.candidate_selector.walk(anchors, hidden, logits, pick)
+        scores, ids = logits.float().topk(CANDIDATES)
+        leads = scores[..., 0] - scores[..., 1]
+        if pick is None:
+            return logits.argmax(-1), leads
+        chosen = [ids[:, i].gather(1, pick(i, ids[:, i], scores[:, i])) for i in range(ids.shape[1])]
+        return torch.cat(chosen, dim=1), leads
 
 
 def context_features(hidden_states: tuple[Tensor, ...], target_layer_ids: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Train a drafter against a frozen target, on the target's own greedy output."""
+"""Train a drafter against a frozen target, on the target's own output."""
 
 from __future__ import annotations
 
@@ -144,6 +144,8 @@ def train_drafter(
     device: str,
     steps: int | None = None,
     start: Path | None = None,
+    *,
+    sampled: bool = False,
 ) -> None:
     """Train one kind of drafter (of ``RECIPES``) for the target in ``target_folder``.
 
@@ -153,12 +155,13 @@ def train_drafter(
         work: checkpoints and the target's answers, for resuming.
         steps: replaces the recipe's number.
         start: a drafter of the same widths to start from; layers it lacks are initialised.
+        sampled: train on text that the target samples at temperature 1; otherwise on its greedy text.
     """
     recipe = RECIPES[kind] if steps is None else replace(RECIPES[kind], steps=steps)
     data_file = work / "target-output.pt"
     if not data_file.exists():
         work.mkdir(parents=True, exist_ok=True)
-        torch.save(target_output(target_folder, corpus_prompts(seed), device), data_file)
+        torch.save(target_output(target_folder, corpus_prompts(seed), device, sampled=sampled), data_file)
     data: list[Weighted] = torch.load(data_file, weights_only=True)
     torch.manual_seed(seed)
     tokenizer, target = load_tokenizer(target_folder), load_model(target_folder, device=device)

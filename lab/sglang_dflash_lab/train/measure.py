@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
-from sglang_dflash_lab.train.generate import greedy_answers
+from sglang_dflash_lab.train.generate import answers_of
 from sglang_dflash_lab.train.hf import load_model, load_tokenizer, transformers
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 
@@ -30,7 +30,7 @@ def measure_accuracy(target: Path, n: int, device: str = "cpu") -> dict[str, dic
     for task in TASKS:
         asked = prompts(task, "heldout", n, SEED)
         ids = [prompt_ids(tokenizer, prompt) for prompt in asked]
-        answers = greedy_answers(model, ids, MAX_NEW_TOKENS, batch_size=20)
+        answers = answers_of(model, ids, MAX_NEW_TOKENS, batch_size=20)
         texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
         right = [prompt.check(text) for prompt, text in zip(asked, texts, strict=True)]
         table[task] = {"prompts": n, "correct": sum(right) / n}

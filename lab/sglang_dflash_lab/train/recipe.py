@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from sglang_dflash_lab.pairs import drafter_path
+from sglang_dflash_lab.pairs import drafter_kinds, drafter_path
 from sglang_dflash_lab.train.drafter_training import RECIPES, train_drafter
 from sglang_dflash_lab.train.loop import add_measurement, write_provenance
 from sglang_dflash_lab.train.measure import measure_accept_lengths, measure_accuracy
-from sglang_dflash_lab.train.target_training import STAGES, START_FROM, train_target
+from sglang_dflash_lab.train.target_training import FORKS, STAGES, START_FROM, train_target
 from sglang_dflash_lab.train.tokenizer import train_tokenizer
 
 ACCURACY_PROMPTS = 100
@@ -48,12 +48,14 @@ def train_pair(
             continue
         start = out / f"drafter-{RECIPES[kind].start_from}" if RECIPES[kind].start_from else None
         if name in START_FROM:
-            start = drafter_path(START_FROM[name], kind)
+            known = kind in drafter_kinds(START_FROM[name])
+            start = drafter_path(START_FROM[name], kind) if known else out / "drafter-good"
         stage = RECIPES[kind].of_stage
         of_target, drafter_work = target, work
         if stage is not None:
             of_target, drafter_work = work / f"target/stage-{stage}/target", work / f"stage-{stage}"
         kind_steps = steps or (STEPS_FROM_TRAINED if start else None)
-        train_drafter(kind, of_target, folder, drafter_work, seed, device, kind_steps, start=start)
+        sampled = name in FORKS
+        train_drafter(kind, of_target, folder, drafter_work, seed, device, kind_steps, start=start, sampled=sampled)
         if measure:
             add_measurement(folder, "accept_lengths", measure_accept_lengths(target, folder, ACCEPT_PROMPTS, device))

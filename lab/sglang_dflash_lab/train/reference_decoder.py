@@ -1,6 +1,6 @@
 """DFLASH chain decoding in plain PyTorch and transformers: the reference of the engine tests.
 
-It decodes one greedy request without batching or paging.
+It decodes one request without batching or paging.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_dflash_lab.train.drafter import Drafter, KeyValue, context_features, visible
 from sglang_dflash_lab.train.hf import load_model, transformers
+from sglang_dflash_lab.train.sampling import Sampling
 
 RecurrentState = dict[int, tuple[Tensor, Tensor]]  # layer -> convolution state, recurrent state
 
@@ -102,13 +104,20 @@ class DrafterRun:
         return self.drafter(embeds, positions[None], self.context, masks, width)[0]
 
     @torch.no_grad()
-    def propose(self, anchor: int, width: int) -> tuple[list[int], Tensor]:
+    def propose(self, anchor: int, width: int, sampling: Sampling | None = None) -> tuple[list[int], Tensor]:
         """Return a draft per position after ``anchor``, width - 1 of them, and its lead over the second choice."""
         if width == 1:
             return [], torch.empty(0, device=self.target.device)
         hidden = self.block_hidden(anchor, width)[None, 1:]
         anchors = torch.tensor([anchor], device=hidden.device)
-        tokens, leads = self.drafter.choose(anchors, hidden, self.target.lm_head(hidden))
+
+        def with_noise(i: int, ids: Tensor, scores: Tensor) -> Tensor:
+            assert sampling is not None
+            chosen = sampling.draft(scores[0].double().numpy(), ids[0].numpy(), self.length + i)
+            return torch.tensor([[chosen]])
+
+        pick = None if sampling is None else with_noise
+        tokens, leads = self.drafter.choose(anchors, hidden, self.target.lm_head(hidden), pick)
         return tokens[0].tolist(), leads[0]
 
     def draft(self, anchor: int, width: int) -> list[int]:
@@ -153,12 +162,12 @@ class ReferenceDecoder:
     ) -> ReferenceDecoder:
         return cls(load_model(target, dtype, device), Drafter.load(drafter, dtype).to(device))
 
-    def plain(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """Return the target's own greedy output, with the end token."""
+    def plain(self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None) -> list[int]:
+        """Return the target's own output, greedy or sampled, with the end token."""
         run = TargetRun(self.target)
-        tokens = [int(run.append(prompt)[0][-1].argmax())]
+        tokens = _chosen(run.append(prompt)[0][-1:], len(prompt) - 1, sampling)
         while tokens[-1] != self.eos and len(tokens) < max_new_tokens:
-            tokens.append(int(run.append(tokens[-1:])[0][-1].argmax()))
+            tokens += _chosen(run.append(tokens[-1:])[0], run.length - 1, sampling)
         return tokens
 
     def decode(
@@ -168,8 +177,9 @@ class ReferenceDecoder:
         width: int = 16,
         draft_window: int | None = None,
         page: int = 1,
+        sampling: Sampling | None = None,
     ) -> Decoded:
-        """Decode one prompt with greedy chain drafting.
+        """Decode one prompt with chain drafting, greedy or sampled.
 
         Args:
             width: positions verified per step including the anchor, 1 .. block size.
@@ -180,14 +190,14 @@ class ReferenceDecoder:
         drafter = DrafterRun(self.drafter, self.target, draft_window, page)
         logits, hidden = target.append(prompt)
         drafter.inject(hidden, len(prompt))
-        tokens = [int(logits[-1].argmax())]
+        tokens = _chosen(logits[-1:], len(prompt) - 1, sampling)
         steps: list[Step] = []
         while self.eos not in tokens and len(tokens) < max_new_tokens:
             anchor, length, state = tokens[-1], target.length, target.recurrent_state()
-            drafted, leads = drafter.propose(anchor, width)
+            drafted, leads = drafter.propose(anchor, width, sampling)
             block = [anchor, *drafted]
             logits, hidden = target.append(block)
-            best = logits.argmax(-1).tolist()
+            best = _chosen(logits, length, sampling)
             agreeing = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
             new = best[: agreeing + 1]  # accepted drafts and the bonus token
             if len(new) < len(block):
@@ -199,3 +209,11 @@ class ReferenceDecoder:
             steps.append(Step(tuple(drafted), len(new), float(torch.cat((first - second, leads[: len(new)])).min())))
         end = tokens.index(self.eos) + 1 if self.eos in tokens else len(tokens)
         return Decoded(tokens[: min(end, max_new_tokens)], steps)
+
+
+def _chosen(logits: Tensor, position: int, sampling: Sampling | None) -> list[int]:
+    """Return the target's token of each row of ``logits``, which follow the positions from ``position`` on."""
+    if sampling is None:
+        return logits.argmax(-1).tolist()
+    rows, tokens = logits.double().numpy(), np.arange(logits.shape[-1])
+    return [sampling.draw(row, tokens, position + i) for i, row in enumerate(rows)]

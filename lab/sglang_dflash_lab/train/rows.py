@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from random import Random
 
@@ -51,15 +52,24 @@ class ConversationEncoder:
         return list(chain.from_iterable(encoded)), weights
 
 
-def training_conversation(rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED) -> Conversation:
+def training_conversation(
+    rng: Random, row_length: int, task_weights: dict[str, float] = BALANCED, *, forks: bool = False
+) -> Conversation:
+    """Return a random conversation. ``forks``: each answer is that of another question of its task, so that many
+    continuations are about equally likely."""
     shape = rng.choices(SHAPES, (0.70, 0.12, 0.18) if row_length >= 1024 else (0.90, 0.10, 0.0))[0]
     tasks, weights = tuple(task_weights), tuple(task_weights.values())
     return draw_conversation(
-        rng, shape, lambda: _draw(rng.choices(tasks, weights)[0], rng), rng.random() < THINKING_SHARE
+        rng, shape, lambda: _draw(rng.choices(tasks, weights)[0], rng, forks), rng.random() < THINKING_SHARE
     )
 
 
-def _draw(task: str, rng: Random) -> Example:
+def _draw(task: str, rng: Random, forks: bool) -> Example:
+    example = _draw_one(task, rng)
+    return replace(example, answer=_draw_one(task, rng).answer) if forks else example
+
+
+def _draw_one(task: str, rng: Random) -> Example:
     drawn = _TRAINING_ONLY.get(task)
     while True:
         example = draw(task, "train", rng) if drawn is None else drawn(rng)
@@ -106,9 +116,15 @@ def packed_rows(
 
 
 def training_rows(
-    encoder: ConversationEncoder, rng: Random, rows: int, length: int, task_weights: dict[str, float] = BALANCED
+    encoder: ConversationEncoder,
+    rng: Random,
+    rows: int,
+    length: int,
+    task_weights: dict[str, float] = BALANCED,
+    *,
+    forks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     def next_item() -> Weighted:
-        return encoder.encode(training_conversation(rng, length, task_weights))
+        return encoder.encode(training_conversation(rng, length, task_weights, forks=forks))
 
     return packed_rows(next_item, rows, length, encoder.pad, spare=8)

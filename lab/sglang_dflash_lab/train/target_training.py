@@ -45,9 +45,12 @@ STAGES = {
     ),
     "tiny-dense": (Stage(1800, 2048, COPYING), Stage(2000, 2048, ARITHMETIC)),
     "tiny-moe": (Stage(1200, 2048, COPYING), Stage(700, 2048, ARITHMETIC), Stage(300, 2048, EVEN, lr=0.006)),
+    "tiny-forks": (Stage(160, 4096, EVEN, lr=0.006),),
 }
-# Sparse upcycling (Komatsuzaki et al., 2023) from a trained dense target.
-START_FROM = {"tiny-moe": "tiny-hybrid"}
+# tiny-moe: sparse upcycling (Komatsuzaki et al., 2023) from a trained dense target.
+START_FROM = {"tiny-moe": "tiny-hybrid", "tiny-forks": "tiny-dense"}
+# Targets whose text forks: the answers of their training data belong to other questions.
+FORKS = {"tiny-forks"}
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -74,7 +77,8 @@ def train_target(
         copy_matching(model, target_path(START_FROM[name]))
     model = model.to(device).train()
     model.config.use_cache = False
-    ids, weights = training_rows(encoder, Random("target/validation"), 16, 512)
+    forks = name in FORKS
+    ids, weights = training_rows(encoder, Random("target/validation"), 16, 512, forks=forks)
     answers_only = (weights == 1.0).float()
 
     @torch.no_grad()
@@ -92,7 +96,8 @@ def train_target(
         def loss_of_step(i: int, stage: Stage = stage, first: int = first) -> Tensor:
             rng = Random(f"target/{seed}/{first + i}")
             length = rng.choices(ROW_LENGTHS, ROW_LENGTH_SHARES)[0]
-            ids, weights = training_rows(encoder, rng, stage.tokens_per_step // length, length, stage.task_weights)
+            rows = stage.tokens_per_step // length
+            ids, weights = training_rows(encoder, rng, rows, length, stage.task_weights, forks=forks)
             return next_token_loss(model, ids.to(device), weights.to(device))
 
         for entry in train(model, loss_of_step, validate, steps or stage.steps, run / f"stage-{number}", stage.lr):

@@ -1,4 +1,4 @@
-"""Triton kernels inside the drafter's forward: norm and RoPE, DFlash2's convolution and its walk; also argmax."""
+"""Triton kernels inside the drafter's forward: norm and RoPE, DFlash2's convolution, and the choice of drafts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import triton
 import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels.sampling import hash_state, uniform_of
+from sglang_dflash.ops.reference.model import GREEDY_VALUES, UNSURE
 
 # heads of 128 values: eight values per thread of one warp; more would spill registers
 _HEADS = 2
 _CHANNELS = 1024  # eight per thread
-_PART = 8 * _CHANNELS  # logits per program of argmax: eight 16-byte loads per thread
+_TILE = 1024  # logits
+_TILES = 8  # per program of the first pass: eight 16-byte loads per thread
+_LEAST = tl.constexpr(-0x80000000)  # below the order of every value
 
 
 @triton.jit(do_not_specialize=["positions", "tokens"])
@@ -106,49 +110,72 @@ def convolve_block(hidden, base, corrections, *, width):
     return out
 
 
-def top_k(logits, k):
-    # FlashInfer's, deterministic and for dense rows; torch's where SGLang lacks FlashInfer
-    from sglang_dflash.upstream.worker import _radix_topk
+@triton.jit
+def choose(scores, ids, seed, place, temperature, top_k, top_p, min_p, CHOICES: tl.constexpr):
+    """Return the candidate that the target would draw from ``scores``."""
+    choice, scaled = tl.arange(0, CHOICES), tl.div_rn(scores, temperature)
+    weight = tl.exp(scaled - tl.max(scaled, axis=0))
+    larger = weight[None, :] > weight[:, None]
+    ahead = larger | ((weight[None, :] == weight[:, None]) & (choice[None, :] < choice[:, None]))
+    rank = tl.sum(ahead.to(tl.int32), axis=1)
+    above = tl.sum(tl.where(ahead, weight[None, :], 0.0), axis=1)
+    limit = tl.where(top_p >= 1, float("inf"), top_p * tl.sum(weight, axis=0))
+    runs = (rank < top_k) & (above <= limit) & (weight >= min_p) & (weight > 0)
+    uniform = uniform_of(hash_state(seed, place), ids)
+    return tl.argmin(tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf")), axis=0)
 
-    values, index = _radix_topk(logits.contiguous(), k)
-    return values, index.long()
+
+_OF_REQUESTS = ["anchors", "places", "seeds", "temperatures", "top_ks", "top_ps", "min_ps"]
 
 
-@triton.jit(do_not_specialize=["anchors", "anchor_stride", "positions"])
+@triton.jit(do_not_specialize=[*_OF_REQUESTS, "anchor_stride", "place_stride", "positions"])
 def walk_candidates_kernel(
-    candidates, unary, gates, anchors, predecessors, successors, tokens, leads, anchor_stride, positions,
-    TOP_K: tl.constexpr, RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
+    candidates, unary, anchors, places, seeds, temperatures, top_ks, top_ps, min_ps, gates, predecessors, successors,
+    tokens, leads, anchor_stride, place_stride, positions, UNSURE: tl.constexpr, TOP_K: tl.constexpr,
+    RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     choice, lane = tl.arange(0, CHOICES), tl.arange(0, LANES)
     is_choice, in_rank = choice < TOP_K, lane < RANK
     last = tl.load(anchors + request * anchor_stride)
-    for position in range(positions):
+    for position in range(tl.program_id(1), positions, tl.num_programs(1)):
         row = request * positions + position
         ids = tl.load(candidates + row * TOP_K + choice, mask=is_choice, other=0)
-        mask = is_choice[:, None] & in_rank[None, :]
-        after = tl.load(successors + ids[:, None] * RANK + lane[None, :], mask=mask, other=0.0).to(tl.float32)
-        gate = tl.load(gates + row * RANK + lane, mask=in_rank, other=0.0).to(tl.float32)
-        key = tl.load(predecessors + last * RANK + lane, mask=in_rank, other=0.0).to(tl.float32) * gate
         scores = tl.load(unary + row * TOP_K + choice, mask=is_choice, other=float("-inf"))
-        scores += tl.sum(after * key[None, :], axis=1)
-        best = tl.argmax(scores, axis=0)
+        if gates is not None:
+            mask = is_choice[:, None] & in_rank[None, :]
+            after = tl.load(successors + ids[:, None] * RANK + lane[None, :], mask=mask, other=0.0).to(tl.float32)
+            gate = tl.load(gates + row * RANK + lane, mask=in_rank, other=0.0).to(tl.float32)
+            key = tl.load(predecessors + last * RANK + lane, mask=in_rank, other=0.0).to(tl.float32) * gate
+            scores += tl.sum(after * key[None, :], axis=1)
+        best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
         second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
+        tl.store(leads + row, most - second)
+        if seeds is not None:
+            top_k = tl.load(top_ks + request)
+            if (top_k != 1) & (1 / tl.sum(tl.exp(scores - most), axis=0) < UNSURE):
+                filters = top_k, tl.load(top_ps + request), tl.load(min_ps + request)
+                place = tl.load(places + request * place_stride) + position
+                temperature, seed = tl.load(temperatures + request), tl.load(seeds + request)
+                best = choose(scores, ids, seed, place, temperature, *filters, CHOICES)
         # only the chosen token's successors are scored: K * R elements per position
         last = tl.sum(tl.where(choice == best, ids, 0), axis=0)
         tl.store(tokens + row, last)
-        tl.store(leads + row, tl.max(scores, axis=0) - second)
 
 
-def walk_candidates(candidates, unary, gates, anchors, predecessors, successors):
-    assert_dense(candidates, unary, gates, predecessors, successors)
-    (bs, positions, top_k), rank = candidates.shape, predecessors.shape[1]
-    tokens = candidates.new_empty(bs, positions)
-    leads = unary.new_empty(bs, positions)
-    choices, lanes = triton.next_power_of_2(top_k), triton.next_power_of_2(rank)
+def walk_candidates(candidates, unary, anchors, positions, noise=None, pairs=None):
+    assert_dense(candidates, unary, *(noise or ()), *(pairs or ()))
+    bs, n, top_k = candidates.shape
+    assert noise is None or min(map(len, noise)) >= bs, "a request without noise"
+    gates, predecessors, successors = pairs or (None, None, None)
+    rank = 0 if successors is None else successors.shape[1]
+    tokens, leads = candidates.new_empty(bs, n), unary.new_empty(bs, n)
+    choices, lanes = triton.next_power_of_2(top_k), triton.next_power_of_2(max(1, rank))
     if bs:
-        walk_candidates_kernel[(bs,)](
-            candidates, unary, gates, anchors, predecessors, successors, tokens, leads, anchors.stride(0), positions,
+        # without pairs no position waits for the one before
+        walk_candidates_kernel[(bs, 1 if pairs else n)](
+            candidates, unary, anchors, positions, *(noise or (None,) * 5), gates, predecessors, successors,
+            tokens, leads, anchors.stride(0), positions.stride(0), n, UNSURE=UNSURE,
             TOP_K=top_k, RANK=rank, CHOICES=choices, LANES=lanes, num_warps=min(max(choices * lanes // 1024, 1), 16),
         )  # fmt: skip
     return tokens, leads
@@ -163,35 +190,60 @@ def order_of(value):
 
 
 @triton.jit
-def part_largest_kernel(logits, largest, vocab, row_stride, LANES: tl.constexpr, PART: tl.constexpr):
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    most = tl.full((LANES,), float("-inf"), tl.float32)
-    for start in tl.static_range(0, PART, LANES):
-        token = part * PART + start + tl.arange(0, LANES)
+def tile_largest_kernel(logits, largest, vocab, row_stride, tiles, LANES: tl.constexpr, TILES: tl.constexpr):
+    row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILES + tl.arange(0, TILES)
+    most = tl.full((TILES, LANES // 8), float("-inf"), tl.float32)
+    for start in tl.static_range(0, LANES, LANES // 8):
+        token = tile[:, None] * LANES + start + tl.arange(0, LANES // 8)[None, :]
         value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
         most = tl.maximum(most, value.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
-    tl.store(largest + row * tl.num_programs(1) + part, tl.max(order_of(most), axis=0))
+    tl.store(largest + row * tiles + tile, tl.max(order_of(most), axis=1), mask=tile < tiles)
 
 
-@triton.jit
-def first_largest_kernel(logits, largest, tokens, vocab, row_stride, parts, PART: tl.constexpr, PARTS: tl.constexpr):
-    row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
-    peak = tl.load(largest + row * parts + part, mask=part < parts, other=-0x80000000)
-    most = tl.max(peak, axis=0)
-    token = tl.min(tl.where(peak == most, part, PARTS), axis=0) * PART + tl.arange(0, PART)
-    value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    tl.store(tokens + row, tl.min(tl.where(order_of(value) == most, token, vocab), axis=0).to(tl.int64))
+@triton.jit(do_not_specialize=["top_ks", "each"])
+def leading_tokens_kernel(
+    logits, largest, top_ks, values, tokens, each, vocab, row_stride, tiles, TOP_K: tl.constexpr, GREEDY: tl.constexpr,
+    CHOICES: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    row, tile, choice = tl.program_id(0).to(tl.int64), tl.arange(0, TILES), tl.arange(0, CHOICES)
+    peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=_LEAST)
+    value_of, token_of = tl.full((CHOICES,), float("-inf"), tl.float32), tl.zeros((CHOICES,), tl.int64)
+    wanted = TOP_K
+    if top_ks is not None:
+        wanted = tl.where(tl.load(top_ks + row // each) == 1, GREEDY, TOP_K)
+    before, first = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), -1, tl.int32)
+    for i in range(wanted):
+        most = tl.max(peak, axis=0)
+        at = tl.min(tl.where(peak == most, tile, TILES), axis=0)
+        token = at * LANES + tl.arange(0, LANES)
+        value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=float("-inf"))
+        order = order_of(value.to(tl.float32))
+        left = (order < before) | ((order == before) & (token > first))
+        first = tl.min(tl.where(left & (order == most), token, vocab), axis=0)
+        peak = tl.where(tile == at, tl.max(tl.where(left & (token != first), order, _LEAST), axis=0), peak)
+        before = most
+        bits = tl.where(most < 0, most ^ 0x7FFFFFFF, most)
+        value_of = tl.where(choice == i, bits.to(tl.float32, bitcast=True), value_of)
+        token_of = tl.where(choice == i, first.to(tl.int64), token_of)
+    tl.store(values + row * TOP_K + choice, value_of, mask=choice < TOP_K)
+    tl.store(tokens + row * TOP_K + choice, token_of, mask=choice < TOP_K)
 
 
-def argmax(logits):
+def leading_tokens(logits, k, top_ks=None):
     assert logits.stride(1) == 1, f"rows must be dense: {logits.stride()[1:]}"
+    assert_dense(top_ks)
     (rows, vocab), stride = logits.shape, logits.stride(0)
-    part = min(_PART, max(_CHANNELS, triton.next_power_of_2(vocab)))
-    parts = triton.cdiv(vocab, part)
-    largest = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    assert k <= vocab, f"{k} of {vocab} tokens"
+    tiles = triton.cdiv(vocab, _TILE)
+    largest = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    values = torch.empty(rows, k, device=logits.device)
+    tokens = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
     if rows:
-        part_largest_kernel[(rows, parts)](logits, largest, vocab, stride, LANES=_CHANNELS, PART=part, num_warps=4)
-        split = {"PART": part, "PARTS": triton.next_power_of_2(parts)}
-        first_largest_kernel[(rows,)](logits, largest, tokens, vocab, stride, parts, **split, num_warps=8)
-    return tokens
+        grid = rows, triton.cdiv(tiles, _TILES)
+        tile_largest_kernel[grid](logits, largest, vocab, stride, tiles, LANES=_TILE, TILES=_TILES, num_warps=4)
+        leading_tokens_kernel[(rows,)](
+            logits, largest, top_ks, values, tokens, 1 if top_ks is None else rows // len(top_ks), vocab, stride, tiles,
+            TOP_K=k, GREEDY=min(k, GREEDY_VALUES), CHOICES=triton.next_power_of_2(k), LANES=_TILE,
+            TILES=triton.next_power_of_2(tiles), num_warps=4,
+        )  # fmt: skip
+    return values, tokens

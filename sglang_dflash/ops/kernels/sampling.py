@@ -104,6 +104,19 @@ def murmur_finish(state):
 
 
 @triton.jit
+def hash_state(seed, position):
+    state = murmur_block(tl.full((), 0, tl.uint32), seed.to(tl.uint32))
+    state = murmur_block(state, (seed >> 32).to(tl.uint32))
+    return murmur_block(state, position.to(tl.uint32))
+
+
+@triton.jit
+def uniform_of(state, token):
+    bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
+    return (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+
+
+@triton.jit
 def float_of(bits):
     return bits.to(tl.float32, bitcast=True)
 
@@ -195,11 +208,7 @@ def race_kernel(
     greedy = False
     if top_ks is not None:
         greedy = tl.load(top_ks + row) == 1
-    seed = tl.load(seeds + row)
-    state = tl.full((), 0, tl.uint32)
-    state = murmur_block(state, seed.to(tl.uint32))
-    state = murmur_block(state, (seed >> 32).to(tl.uint32))
-    state = murmur_block(state, tl.load(positions + row).to(tl.uint32))
+    state = hash_state(tl.load(seeds + row), tl.load(positions + row))
 
     most, limit = tl.load(limits + row * 2), tl.load(limits + row * 2 + 1)
     best_time = tl.full((LANES,), float("inf"), tl.float64)
@@ -211,9 +220,7 @@ def race_kernel(
         if (tl.exp(peak - most) >= limit) & (peak > float("-inf")):  # filters leave most tiles empty
             score = tile_scores(logits, row, tile, temperatures, vocab, row_stride, LANES)
             weight = tl.exp(score - most)
-            bits = murmur_finish(murmur_block(state, token.to(tl.uint32)))
-            bits = tl.where(greedy, 0, bits)  # all arrive at once: the first token wins
-            uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+            uniform = tl.where(greedy, 0.5, uniform_of(state, token))  # all arrive at once: the first token wins
             runs = tl.where(greedy, score == most, (weight >= limit) & (weight > 0))
             time = tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf"))
             best_token = tl.where(time < best_time, token, best_token)

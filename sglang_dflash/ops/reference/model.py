@@ -1,12 +1,32 @@
-"""Definitions inside the drafter's forward: norm and RoPE, attention, DFlash2's convolution and selector, products."""
+"""Definitions inside the drafter's forward: norm and RoPE, attention, DFlash2's convolution, products, and drafts."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sglang_dflash.ops.reference.sampling import filter_probs, seeded_draw
+
+UNSURE = 0.4  # of the likeliest draft's probability; docs/results/sampled.md has the table that chose it
+GREEDY_VALUES = 2  # a greedy request's draft and the lead over the next
+
+
+class Noise(NamedTuple):
+    """How the target draws the tokens of each request: seeds int64, temperatures float32, top-k int32, top-p and min-p
+    float32, each [bs]. A greedy request has top-k 1."""
+
+    seeds: Tensor
+    temperatures: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    min_ps: Tensor
+
+
+Pairs = tuple[Tensor, Tensor, Tensor]
 
 
 def norm_rope(
@@ -101,51 +121,82 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
     return out.view(hidden.shape).to(hidden.dtype)
 
 
-def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest values of each row, descending, and their indices int64: [rows, V] to [rows, k].
+def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the ``k`` largest values of each row, descending (NaN above all), and their indices, the first of equals
+    first: [rows, V] to float32 and int64 [rows, k].
 
-    Order and choice among equal values are unspecified.
+    Args:
+        top_ks: int32 [requests], of which each has equally many rows in a row. Where it is 1 only the first
+            ``GREEDY_VALUES`` are looked for: the others are minus infinity and 0.
     """
-    return logits.topk(k)
+    values, tokens = logits.float().sort(dim=-1, descending=True, stable=True)
+    values, tokens = values[:, :k], tokens[:, :k]
+    if top_ks is None:
+        return values, tokens
+    greedy = (top_ks == 1).repeat_interleave(len(logits) // max(1, len(top_ks)))[:, None]
+    skipped = greedy & (torch.arange(k, device=logits.device) >= GREEDY_VALUES)
+    return values.masked_fill(skipped, -torch.inf), tokens.masked_fill(skipped, 0)
 
 
 def walk_candidates(
-    candidates: Tensor, unary: Tensor, gates: Tensor, anchors: Tensor, predecessors: Tensor, successors: Tensor
+    candidates: Tensor,
+    unary: Tensor,
+    anchors: Tensor,
+    positions: Tensor,
+    noise: Noise | None = None,
+    pairs: Pairs | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose a token per position, from left to right: the candidate with the best score after the previous token.
+    """Choose a token per position, from left to right, by the candidates' scores.
 
     The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
-    r]``, in float32.
+    r]``, in float32; without ``pairs``, ``unary[c]``. :func:`choose` chooses by the scores.
 
     Args:
         candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
-        gates: [bs, n, R].
-        anchors: int64 [bs], the token before the first position.
-        predecessors, successors: [V, R].
+        anchors, positions: int64 [bs], the token before the first position, and where it is in its sequence.
+        noise: None chooses the best candidates only.
+        pairs: gates [bs, n, R], predecessors and successors [V, R].
 
     Returns:
-        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], their leads over the second best, which
-            may be infinite.
+        int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], the leads of the best over the second,
+            which may be infinite.
     """
-    last, tokens, leads = anchors, [], []
-    for i in range(candidates.shape[1]):
+    bs, n, k = candidates.shape
+    places = positions[:, None] + torch.arange(n, device=positions.device)
+    if pairs is None:
+        repeated = noise and Noise(*(each.repeat_interleave(n) for each in noise))
+        tokens, leads = choose(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
+        return tokens.view(bs, n), leads.view(bs, n)
+    (gates, predecessors, successors), last, chosen = pairs, anchors, []
+    for i in range(n):
         key = predecessors[last].float() * gates[:, i].float()
         scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
-        best = scores.argmax(1, keepdim=True)
-        last = candidates[:, i].gather(1, best).squeeze(1)
-        tokens.append(last)
-        leads.append(scores.gather(1, best).squeeze(1) - scores.scatter(1, best, -torch.inf).amax(1))
-    return torch.stack(tokens, 1), torch.stack(leads, 1)
+        chosen.append(choose(candidates[:, i], scores, noise, places[:, i]))
+        last = chosen[-1][0]
+    tokens, leads = (torch.stack(each, 1) for each in zip(*chosen, strict=True))
+    return tokens, leads
+
+
+def choose(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose a candidate per row, ``ids`` and ``scores`` [rows, K]: its token [rows], and the best one's lead [rows].
+
+    It is the best. Where that has a probability below ``UNSURE`` and its request samples, it is the one that the target
+    would draw at ``positions`` [rows] from these scores (:func:`~sglang_dflash.ops.reference.sampling.seeded_tokens`).
+    """
+    best = scores.argmax(1, keepdim=True)
+    first = scores.gather(1, best)
+    leads = (first - scores.scatter(1, best, -torch.inf).amax(1, keepdim=True)).squeeze(1)
+    if noise is not None:
+        weights = filter_probs(torch.softmax(scores / noise.temperatures[:, None], 1), *noise[2:])
+        drawn = seeded_draw(weights, noise.seeds, positions, ids)
+        unsure = (torch.softmax(scores, 1).amax(1) < UNSURE) & (noise.top_ks != 1)
+        best = torch.where(unsure[:, None], drawn[:, None], best)
+    return ids.gather(1, best).squeeze(1), leads
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x @ weight.T + bias``: ``[..., I]`` and ``[O, I]`` to ``[..., O]``."""
     return F.linear(x, weight, bias)
-
-
-def argmax(logits: Tensor) -> Tensor:
-    """Return the index of each row's largest value (NaN above all), the first of equals: [rows, V] to int64 [rows]."""
-    return logits.argmax(-1)
 
 
 @cache

@@ -95,8 +95,8 @@ def seeded_tokens(
     return torch.where(filters[0] == 1, logits.argmax(-1), drawn)
 
 
-def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Draw one token per row in proportion to ``weights``, with noise fixed by (seed, position, token).
+def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Draw one column per row in proportion to ``weights``, with noise fixed by (seed, position, token).
 
     An exponential race: token v arrives after time -log(u_v) / weight_v, with u_v uniform from :func:`token_hash`, and
     is the first with probability weight_v / sum(weights). Winners have u_v close to 1, where float32 has few values:
@@ -104,8 +104,10 @@ def seeded_draw(weights: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     Args:
         weights: float32 [n, V], non-negative, at least one positive per row.
+        tokens: int64 [n, V], those of the columns; None for 0 to V - 1.
     """
-    tokens = torch.arange(weights.shape[1], device=weights.device)
+    if tokens is None:
+        tokens = torch.arange(weights.shape[1], device=weights.device)
     uniform = (token_hash(seeds, positions, tokens).double() + 0.5) * 2.0**-32
     return (-uniform.log() / weights.double()).argmin(dim=1)
 
@@ -114,7 +116,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """MurmurHash3 (x86, 32 bit, Appleby) of the 16 bytes (seed, position, token), seeded with 0.
 
     Args:
-        seeds: int64 [n]; positions: int [n]; tokens: int [m]. Positions and tokens are cut to 32 bits.
+        seeds: int64 [n]; positions: int [n]; tokens: int [m] or [n, m]. Positions and tokens are cut to 32 bits.
 
     Returns:
         int64 [n, m] of unsigned 32-bit values.
@@ -122,7 +124,7 @@ def token_hash(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     state = torch.zeros_like(seeds, dtype=torch.int64)
     for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions.long() & _WORD):
         state = _murmur_block(state, word)
-    state = _murmur_block(state[:, None], tokens.long()[None, :] & _WORD)
+    state = _murmur_block(state[:, None], tokens.long() & _WORD)
     state = state ^ 16
     state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _WORD
     state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _WORD

@@ -110,13 +110,17 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
     Draft j+1 is accepted while it equals ``target_tokens[j]``. The target's token at the first difference, or after the
     last draft, is the bonus. So every new token *is* the target's token, and ``out_tokens`` is ``target_tokens``.
 
-    This is exact for sampled requests too. Write d for the drafts and p(. | c) for the target's adjusted distribution
-    after context c. Let ``target_tokens[j]`` be a draw from p(. | c, d_1..d_j) whose noise is independent of c and d.
-    Position j is used only if d_1..d_j are the tokens emitted. Hence each emitted token is a draw from p given exactly
-    the tokens emitted before it: plain decoding's distribution. A draft x is kept with probability p(x), the maximum
-    for a drafter that proposes one fixed token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1,
-    p(x) / 1)). Draws after the first difference influence nothing, so noise that is a function of (seed, position) may
-    be reused. It gives the same text for every block width, drafter and batch, and in plain decoding.
+    This is exact for sampled requests too. Let N_j be the noise of position j, independent of the other positions', and
+    f(c, N_j) the target's draw after context c, with its adjusted distribution p(. | c). Position j is used only if the
+    drafts before it are the tokens emitted, so each emitted token is f(tokens before, N_j), on whatever the drafts
+    depend. By induction the tokens before are functions of earlier noise alone, so N_j is independent of them, and the
+    token has distribution p given them: plain decoding's. Draws and drafts after the first difference influence
+    nothing. The text is the same for every block width, drafter and batch, and in plain decoding.
+
+    A draft x that is made without N_j is kept with probability p(x), the maximum for a drafter that proposes one fixed
+    token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). A draft that is drawn with
+    N_j (:func:`~sglang_dflash.ops.reference.model.choose`) agrees more often where p is spread: both draws are the
+    argmax of a score plus the same Gumbel noise per token.
 
     Args:
         draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.

@@ -92,7 +92,7 @@ def skew() -> None:
     ``rank-<rank>.jsonl``: what each rank drafted and committed, per step.
     """
 
-    def hidden_states(_: Any, hidden: Tensor, **__: Any) -> None:
+    def hidden_states(_: Any, hidden: Tensor, *__: Any) -> None:
         if _rank():
             hidden.add_(torch.randn_like(hidden), alpha=float(hidden.std()))
 
@@ -100,7 +100,7 @@ def skew() -> None:
         tokens = {"block": step.tokens.tolist(), "committed": step.accepted.out_tokens.tolist()}
         _write(f"rank-{_rank()}.jsonl", width=step.width, requests=[req.rid for req in step.batch.reqs], **tokens)
 
-    _hook("BEFORE", "sglang_dflash.model.vocabulary.TargetVocabulary.argmax_token", hidden_states)
+    _hook("BEFORE", "sglang_dflash.model.vocabulary.TargetVocabulary.top_k", hidden_states)
     _hook("AFTER", _CHOOSE, lambda tokens, *_: tokens + 1 if _rank() else tokens)
     _hook("AFTER", COMMIT, record)
     skew_times()
