@@ -2,7 +2,5 @@
 
 from sglang_dflash.width.adaptive import AdaptiveWidth as AdaptiveWidth
 from sglang_dflash.width.costs import CostTable as CostTable
-from sglang_dflash.width.policy import Prospect as Prospect
 from sglang_dflash.width.policy import RandomWidth as RandomWidth
 from sglang_dflash.width.policy import WidthPolicy as WidthPolicy
-from sglang_dflash.width.survival import Survival as Survival

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_dflash.width.costs import CostTable
@@ -36,64 +36,6 @@ class Budget:
         return True
 
 
-class Explorer:
-    """Chooses the steps that probe another width than the best one, within budgets of lost time.
-
-    A probe loses the time in which the best width would commit the same tokens. Probe wider on credit when the batch
-    has changed, and from a separate budget if drafts may have improved; or a width that may be the best at its lower
-    bound.
-    """
-
-    def __init__(self) -> None:
-        self._scheduled, self._prompted = Budget(SCHEDULED), Budget(PROMPTED)
-        self._steps = self._since_wider = 0
-        self.probes = 0
-
-    def state(self) -> tuple[float, ...]:
-        return self._steps, self._since_wider, self._scheduled.milliseconds, self._prompted.milliseconds
-
-    def column(
-        self,
-        best: int,
-        row: Sequence[float],
-        tokens: Sequence[float],
-        lower_bounds: Callable[[], Sequence[float]],
-        *,
-        improved: bool = False,
-        changed: bool = False,
-    ) -> int:
-        """Return the column for this step: ``best``, or a probe.
-
-        Args:
-            row, tokens: expected milliseconds per step and tokens per request, by column.
-            lower_bounds: returns the least milliseconds by column.
-            improved, changed: whether drafts may survive better; whether the batch differs from the last step's.
-        """
-        step, rate = row[best], tokens[best] / row[best]
-        losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
-        if not self._steps:
-            self._prompted.milliseconds = SAVED * step
-        self._scheduled.earn(step)
-        self._prompted.earn(step)
-        self._steps += 1
-        self._since_wider += 1
-        probe = best
-        if best + 1 < len(row) and self._since_wider >= (EVERY_IF_BETTER if improved else EVERY):
-            most = max(losses[best + 1], 0.0) + MORE * step
-            wider = max(column for column in range(best + 1, len(row)) if losses[column] <= most)
-            budget = self._prompted if improved else self._scheduled
-            if budget.spend(losses[wider], SAVED * step if changed else 0.0):
-                self._since_wider, probe = 0, wider
-        if probe == best and self._steps % DOUBT_EVERY == 0:
-            rates = [count / ms for count, ms in zip(tokens, lower_bounds(), strict=True)]
-            rates[best] = rate
-            doubtful = rates.index(max(rates))
-            if rates[doubtful] > rate and self._prompted.spend(losses[doubtful]):
-                probe = doubtful
-        self.probes += probe != best
-        return probe
-
-
 class AdaptiveWidth(WidthPolicy):
     """Maximise expected tokens per millisecond; see ``docs/settings.md``.
 
@@ -109,7 +51,8 @@ class AdaptiveWidth(WidthPolicy):
         self.forget()
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
         self.tokens_per_ms = 0.0
-        self._explorer = Explorer()
+        self._scheduled, self._prompted = Budget(SCHEDULED), Budget(PROMPTED)
+        self._steps = self._since_wider = self._probes = 0
         # without a match, widths beyond the drafter's block cannot help; one block is always a choice
         self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
         self._best = 0
@@ -126,14 +69,9 @@ class AdaptiveWidth(WidthPolicy):
         self._batch_size, self._context = batch_size, context
         self._count_pauses(matching)
         end = len(row) if matching else max(self._drafted_columns, self._best + 1)
-        column = self._explorer.column(
-            self._best,
-            row[:end],
-            tokens[:end],
-            lambda: self.costs.lower_bounds(batch_size)[:end],
-            improved=self.survival.may_have_improved or (matching and self.by_match.matched.may_have_improved),
-            changed=changed,
-        )
+        improved = self.survival.may_have_improved or (matching and self.by_match.matched.may_have_improved)
+        column = self._probe(row[:end], tokens[:end], improved=improved, changed=changed)
+        self._probes += column != self._best
         self.tokens_per_ms = rates[column] * batch_size
         return self.widths[column]
 
@@ -157,13 +95,14 @@ class AdaptiveWidth(WidthPolicy):
     def fingerprint(self) -> int:
         # hashes of numbers are the same in every process
         survival = (tokens for each in (*self.by_match.buckets, self.by_match.matched) for tokens in each.tokens)
-        return hash((self._best, self._missed_gains, *self._explorer.state(), *self.costs.row(1), *survival))
+        explored = self._steps, self._since_wider, self._scheduled.milliseconds, self._prompted.milliseconds
+        return hash((self._best, self._missed_gains, *explored, *self.costs.row(1), *survival))
 
     def describe(self) -> dict[str, Any]:
         return {
             "policy": "adaptive",
             "widths": list(self.widths),
-            "probes": self._explorer.probes,
+            "probes": self._probes,
             "paused": None if self.paused is None else str(self.paused),
             "pauses": self._pauses,
             "survival": self.survival.as_dict(),
@@ -181,6 +120,35 @@ class AdaptiveWidth(WidthPolicy):
         self._missed_gains = self._missed_gains + gain if gain > 0 else 0.0
         if gain > SWITCH_NOW or self._missed_gains > SWITCH_AFTER:
             self._best, self._missed_gains = rates.index(most), 0.0
+
+    def _probe(self, row: Sequence[float], tokens: Sequence[float], *, improved: bool, changed: bool) -> int:
+        # A probe loses the time in which the best width would commit the same tokens. Probe wider on credit when the
+        # batch has changed, and from a separate budget if drafts may have improved; or a width that may be the best at
+        # its lower bound.
+        best = self._best
+        step, rate = row[best], tokens[best] / row[best]
+        losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
+        if not self._steps:
+            self._prompted.milliseconds = SAVED * step
+        self._scheduled.earn(step)
+        self._prompted.earn(step)
+        self._steps += 1
+        self._since_wider += 1
+        if best + 1 < len(row) and self._since_wider >= (EVERY_IF_BETTER if improved else EVERY):
+            most = max(losses[best + 1], 0.0) + MORE * step
+            wider = max(column for column in range(best + 1, len(row)) if losses[column] <= most)
+            budget = self._prompted if improved else self._scheduled
+            if budget.spend(losses[wider], SAVED * step if changed else 0.0):
+                self._since_wider = 0
+                return wider
+        if self._steps % DOUBT_EVERY == 0:
+            bounds = self.costs.lower_bounds(self._batch_size)[: len(row)]
+            rates = [count / ms for count, ms in zip(tokens, bounds, strict=True)]
+            rates[best] = rate
+            doubtful = rates.index(max(rates))
+            if rates[doubtful] > rate and self._prompted.spend(losses[doubtful]):
+                return doubtful
+        return best
 
     def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:

@@ -7,8 +7,10 @@ counts that fade. Without evidence it falls back to the previous position, and f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from operator import mul
 from typing import Any
 
 from sglang_dflash.width.policy import BUCKETS
@@ -24,20 +26,27 @@ CERTAIN = 7.0  # log-likelihood ratio of a certain change: one false alarm in se
 # log-likelihood ratio at which an improvement is worth a probe
 SUSPICION = 0.75
 _MIN_SPREAD = 0.02  # at a hazard of 1 the first rejection would count as a change
-_RESCALE = 1e9
 
-Counts = tuple[list[float], list[float]]
+
+class Counts:
+    """Tries and commits of each position, which fade."""
+
+    def __init__(self, positions: int) -> None:
+        self.tries, self.commits = [0.0] * positions, [0.0] * positions
+
+    def fade(self, shares: Sequence[float]) -> None:
+        self.tries, self.commits = list(map(mul, self.tries, shares)), list(map(mul, self.commits, shares))
 
 
 class Cusum:
     """One-sided test for a change: a log-likelihood ratio that restarts at 0.
 
     A surplus of s drafts adds, to second order, ``TILT * s - TILT**2 / 2 * v``, where v is the variance of s. The last
-    restart is the likeliest moment of the change; ``before`` has its counts.
+    restart is the likeliest moment of the change; ``since`` has the counts after it.
     """
 
-    def __init__(self, before: Counts) -> None:
-        self.score, self.rose, self.before = 0.0, False, before
+    def __init__(self, positions: int) -> None:
+        self.score, self.rose, self.since = 0.0, False, Counts(positions)
 
     def is_certain(self, surplus: float, variance: float) -> bool:
         """Add a step's surplus of commits; return whether a change is certain."""
@@ -56,24 +65,17 @@ class Survival:
 
     def __init__(self, max_width: int, prior: float = PRIOR, pool: Survival | None = None) -> None:
         self.max_width, self._prior, self._pool = max_width, prior, pool
-        # counts are in `_units`, which grow with each step, instead of all old evidence fading
-        self._tries, self._commits = [0.0] * max_width, [0.0] * max_width
+        self._counts, self._worse, self._better = Counts(max_width), Cusum(max_width), Cusum(max_width)
         if max_width > 1 and pool is None:
-            self._tries[1], self._commits[1] = START_TRIES, prior * START_TRIES
-        self._units = [1.0] * max_width
+            self._counts.tries[1], self._counts.commits[1] = START_TRIES, prior * START_TRIES
         self.hazards = [1.0] + [prior] * (max_width - 1)
-        self.tokens = [0.0] * (max_width + 1)
+        self.tokens = [0.0, 1.0] + [0.0] * (max_width - 1)
         self.refresh()
-        self._worse, self._better = Cusum(self._counts()), Cusum(self._counts())
         self.changes = 0
 
     def curve(self) -> list[float]:
         """Return the survival S_j = h_1 ... h_j = P(draft j is committed), j = 1 ... max_width - 1."""
         return [self.tokens[j + 1] - self.tokens[j] for j in range(1, self.max_width)]
-
-    def evidence(self) -> list[float]:
-        """Return the unfaded tries behind each hazard."""
-        return [tries / unit for tries, unit in zip(self._tries[1:], self._units[1:], strict=True)]
 
     @property
     def may_have_improved(self) -> bool:
@@ -83,82 +85,57 @@ class Survival:
     def observe(self, width: int, accept_lens: Sequence[int]) -> None:
         """Count a finished step; evidence ages without requests too."""
         tried = width if accept_lens else 1
-        often, rarely, units = 1 + 1 / MEMORY, 1 + 1 / PLAIN_MEMORY, self._units
-        self._units = [unit * often for unit in units[:tried]] + [unit * rarely for unit in units[tried:]]
-        if self._units[0] > _RESCALE:
-            self._rescale()
+        often, rarely = 1 / (1 + 1 / MEMORY), 1 / (1 + 1 / PLAIN_MEMORY)
+        shares = [often] * tried + [rarely] * (self.max_width - tried)
+        for counts in (self._counts, self._worse.since, self._better.since):
+            counts.fade(shares)
         if tried > 1:
             self._test_for_change(*self._count(width, accept_lens))
             self.refresh()
 
     def _count(self, width: int, accept_lens: Sequence[int]) -> tuple[float, float]:
         # add tries and commits; return the surplus over the expectation, and its variance
-        ends = [0] * (width + 1)
-        for length in accept_lens:
-            ends[length] += 1
-        tries, commits, hazards, units = self._tries, self._commits, self.hazards, self._units
-        reached, surplus, variance = len(accept_lens), 0.0, 0.0
+        counted = [(each.tries, each.commits) for each in (self._counts, self._worse.since, self._better.since)]
+        ends, reached, surplus, variance = Counter(accept_lens), len(accept_lens), 0.0, 0.0
         for j in range(1, width):
             if not reached:
                 break
-            hazard, unit, weight = hazards[j], units[j], reached * units[j]
+            hazard, left = self.hazards[j], reached - ends[j]
             spread = max(hazard * (1 - hazard), _MIN_SPREAD)
             # the hazard itself is an estimate, from so many tries
-            variance += reached * spread * (1 + weight / (tries[j] + FIRST_PRIOR_TRIES * unit))
-            surplus -= reached * hazard
-            reached -= ends[j]
-            surplus += reached
-            tries[j] += weight
-            commits[j] += reached * unit
+            variance += reached * spread * (1 + reached / (self._counts.tries[j] + FIRST_PRIOR_TRIES))
+            surplus += left - reached * hazard
+            for tries, commits in counted:
+                tries[j] += reached
+                commits[j] += left
+            reached = left
         return surplus, variance
 
     def _test_for_change(self, surplus: float, variance: float) -> None:
-        worse, better = self._worse, self._better
-        for test, excess in ((worse, -surplus), (better, surplus)):
+        tests = {self._worse: -surplus, self._better: surplus}
+        for test, excess in tests.items():
             if test.is_certain(excess, variance):
-                self._forget(*test.before)
-                worse.score = better.score = 0.0
+                self._counts = test.since
+                self._worse.score = self._better.score = 0.0
                 self.changes += 1
-        if not worse.score or not better.score:
-            counts = self._counts()
-            for test in (worse, better):
-                if not test.score:
-                    test.before = counts
-
-    def _forget(self, tries: Sequence[float], commits: Sequence[float]) -> None:
-        self._tries = [now - old for now, old in zip(self._tries, tries, strict=True)]
-        self._commits = [now - old for now, old in zip(self._commits, commits, strict=True)]
-
-    def _counts(self) -> Counts:
-        return self._tries[:], self._commits[:]
+        for test in tests:
+            if not test.score:
+                test.since = Counts(self.max_width)
 
     def refresh(self) -> None:
         """Recompute the hazards; only needed if the pool has changed."""
-        tries, commits, hazards, tokens = self._tries, self._commits, self.hazards, self.tokens
-        weight, hazard, survival, total = FIRST_PRIOR_TRIES, self._prior, 1.0, 1.0
-        tokens[1] = 1.0
+        tries, commits = self._counts.tries, self._counts.commits
+        weight, hazard, survival = FIRST_PRIOR_TRIES, self._prior, 1.0
         for j in range(1, self.max_width):
             if self._pool is not None:
                 weight, hazard = POOL_TRIES, self._pool.hazards[j]
-            unit = weight * self._units[j]
-            hazards[j] = hazard = (commits[j] + unit * hazard) / (tries[j] + unit)
+            hazard = (commits[j] + weight * hazard) / (tries[j] + weight)
             weight = NEIGHBOUR_TRIES
             survival *= hazard
-            total += survival
-            tokens[j + 1] = total
-
-    def _rescale(self) -> None:
-        def scaled(counts: list[float]) -> list[float]:
-            return [count / unit for count, unit in zip(counts, self._units, strict=True)]
-
-        for test in (self._worse, self._better):
-            tries, commits = test.before
-            test.before = scaled(tries), scaled(commits)
-        self._tries, self._commits = scaled(self._tries), scaled(self._commits)
-        self._units = [1.0] * self.max_width
+            self.hazards[j], self.tokens[j + 1] = hazard, self.tokens[j] + survival
 
     def as_dict(self) -> dict[str, Any]:
-        by_position = {"hazards": self.hazards[1:], "curve": self.curve(), "evidence": self.evidence()}
+        by_position = {"hazards": self.hazards[1:], "curve": self.curve(), "evidence": self._counts.tries[1:]}
         return {name: [round(value, 4) for value in values] for name, values in by_position.items()} | {
             "changes": self.changes
         }

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
-from random import Random
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width import Survival
-from tests.width.traffic import accept_lens
+from sglang_dflash.width.survival import Survival
 
 blocks = st.integers(1, 8).flatmap(
     lambda width: st.tuples(st.just(width), st.lists(st.integers(1, width), min_size=1, max_size=6))
@@ -28,18 +25,6 @@ def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
         assert all(0 <= later <= earlier <= 1 for earlier, later in zip([1.0, *curve], curve, strict=False))
         tokens = [survival.tokens[width] for width in range(1, 9)]
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
-
-
-@pytest.mark.parametrize("start", range(1331, 1337))
-def test_a_rescale_of_the_counts_during_a_test_for_a_change_does_not_affect_the_hazards(start):
-    scaled, unscaled, random = Survival(8), Survival(8), Random(start)
-    for step in range(start + 12):
-        lens = accept_lens(lambda j, h=0.8 if step < start else 0.3: h, 8, 1, random)
-        scaled.observe(8, lens)
-        with patch("sglang_dflash.width.survival._RESCALE", inf):
-            unscaled.observe(8, lens)
-        assert scaled.hazards == pytest.approx(unscaled.hazards)
-    assert scaled._units[1] < 1e9 < unscaled._units[1]
 
 
 def test_evidence_that_only_ages_leaves_the_hazards_finite():
