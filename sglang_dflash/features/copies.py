@@ -22,7 +22,9 @@ from sglang_dflash.plan.division import history_columns
 from sglang_dflash.width.policy import BUCKET
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
     from sglang_dflash.worker.flight import Finished
     from sglang_dflash.worker.step import Step
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.utils.common import async_d2h
 from torch import Tensor
 
-from sglang_dflash.upstream.worker import async_d2h
-
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
     from sglang_dflash.worker.flight import Finished
     from sglang_dflash.worker.step import Step
 

@@ -11,11 +11,13 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.runtime_context import get_exec
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import LogitsProcessor, async_h2d, get_exec
 
 FIELD, TARGET_LAYERS = "hidden_states", "target_layers"
 

@@ -16,8 +16,9 @@ from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.adaptive import SWITCH_NOW
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream.worker import ModelRunner
     from sglang_dflash.worker.flight import Finished
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.ops import penalize_block
-from sglang_dflash.upstream.worker import async_h2d
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
     from sglang_dflash.worker.step import Step
 
 _NEUTRAL = (0.0, 0.0, 1.0)

@@ -7,23 +7,18 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
+from sglang.srt.runtime_context import get_context, get_disagg, get_memory, get_parallel, get_schedule
+
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.window import ring_bytes
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import (
-    create_memory_pool_configurator,
-    get_context,
-    get_disagg,
-    get_memory,
-    get_parallel,
-    get_schedule,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 _RAISED_BY = {  # by the limit of concurrent requests

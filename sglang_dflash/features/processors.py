@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from sglang.srt.utils.common import async_d2h, async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows
-from sglang_dflash.upstream.worker import async_d2h, async_h2d
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
     from sglang_dflash.worker.step import Step
 
 

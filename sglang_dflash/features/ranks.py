@@ -21,7 +21,8 @@ from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
     from sglang_dflash.worker.flight import Finished, Timed
 
 # Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper

@@ -9,15 +9,18 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.runtime_context import get_exec
+
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
 from sglang_dflash.plan.rules import cannot_roll_back
 from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import FINISH_ABORT, BaseGrammarObject, get_exec
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req
+    from sglang.srt.managers.schedule_batch import Req
 
 # float32 logits stay finite: NaN would stop the scheduler
 _MAX, _MIN = 1e30, 1e-6

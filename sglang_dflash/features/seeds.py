@@ -10,14 +10,16 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.ops import Noise, seeded_tokens
-from sglang_dflash.upstream.worker import Sampler, async_h2d
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ReqToTokenPool, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 
 class Seeds(Feature):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
 from torch import Tensor
 
 from sglang_dflash import __version__
@@ -14,14 +15,13 @@ from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.features.feature import Feature, host_copy
 from sglang_dflash.features.payoff import Payoff
 from sglang_dflash.features.width import Width
-from sglang_dflash.upstream.worker import get_observability, get_parallel, get_serving
 from sglang_dflash.width import AdaptiveWidth, WidthPolicy
 
 if TYPE_CHECKING:
     from prometheus_client import Gauge, Histogram
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.upstream.worker import ModelRunner
     from sglang_dflash.worker.flight import Finished
     from sglang_dflash.worker.step import Step
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
     from sglang_dflash.features.window import DraftRings
-    from sglang_dflash.upstream.worker import ScheduleBatch
 
 
 def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> None:

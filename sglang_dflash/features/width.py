@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang.srt.runtime_context import get_parallel
+
 from sglang_dflash.features.feature import Feature
-from sglang_dflash.upstream.worker import get_parallel
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
     from sglang_dflash.worker.flight import Finished
 
 Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # of match lengths, per request; empty if no text is copied

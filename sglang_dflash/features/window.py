@@ -12,6 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.disaggregation.base.conn import StateType
+from sglang.srt.disaggregation.utils import append_state_component
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.runtime_context import get_disagg, get_schedule
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
@@ -20,17 +25,12 @@ from sglang_dflash.plan.division import rings
 from sglang_dflash.plan.serving import DraftWindow, ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import (
-    ReqToTokenPool,
-    StateType,
-    append_state_component,
-    async_h2d,
-    get_disagg,
-    get_schedule,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
     from sglang_dflash.worker.step import BlockKV
 
 

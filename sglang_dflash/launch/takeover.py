@@ -23,8 +23,9 @@ from sglang_dflash.upstream.launch import (
 )
 
 if TYPE_CHECKING:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
     from sglang_dflash.upstream.launch import ServerArgs
-    from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 
 
 logger = logging.getLogger(__name__)
@@ -67,12 +68,13 @@ def worker_for(server_args: ServerArgs) -> type | None:
 
 def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
+    from sglang.srt.runtime_context import get_exec
+
     from sglang_dflash.features import hidden, pools, ranks, reports, requests, transfer, window
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.features.updates import writes
     from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
-    from sglang_dflash.upstream.worker import get_exec
     from sglang_dflash.worker import state
 
     tables = {
@@ -139,17 +141,20 @@ def accept_our_backend() -> None:
 
 
 def our_worker() -> type:
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.models.registry import ModelRegistry
+
     from sglang_dflash.drafter.formats import ARCHITECTURES
     from sglang_dflash.model.backend import BlockAttention
     from sglang_dflash.model.drafter import DFlashDraftModel
-    from sglang_dflash.upstream.worker import add_models, register_attention_backend
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
     hooks.check()
     accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
-    add_models(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
+    # the registry imports all of SGLang's models (3 s)
+    ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))
     return DFlashWorker
 
 
@@ -170,7 +175,7 @@ def check_sglang() -> None:
     if note := check_version():
         logger.warning("DFLASH: %s", note)
     try:
-        import_module("sglang_dflash.upstream.worker")
+        import_module("sglang_dflash.worker.worker")
     except Exception as error:  # including what libraries raise that do not fit the driver
         raise misfit(error) from error
     hooks.check()

@@ -6,19 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import SLIDING
 from sglang_dflash.ops import norm_rope
-from sglang_dflash.upstream.worker import (
-    AttentionType,
-    QKVParallelLinear,
-    RadixAttention,
-    RMSNorm,
-    RowParallelLinear,
-    UnquantizedLinearMethod,
-)
 
 
 class QKNormRope(nn.Module):

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import block_attention
 from sglang_dflash.plan.pair import is_tile
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import AttentionBackend, AttentionType, KVWriteLoc, SharedReadEnds, SWAKVPool
 
 
 class BlockAttention(AttentionBackend):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.layers.linear import ReplicatedLinear
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import Noise, convolve_block, walk_candidates
-from sglang_dflash.upstream.worker import ReplicatedLinear
 
 
 class BlockConvolution(nn.Module):

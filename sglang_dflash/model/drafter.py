@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecution
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import ReplicatedLinear
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.model_loader.weight_utils import default_weight_loader
+from sglang.srt.models.qwen2 import Qwen2MLP
+from sglang.srt.runtime_context import get_spec
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
@@ -16,18 +25,6 @@ from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import Noise, walk_candidates
 from sglang_dflash.plan.serving import current
-from sglang_dflash.upstream.worker import (
-    DraftParallelSpec,
-    DraftTPExecution,
-    KVWriteLoc,
-    LogitsProcessorOutput,
-    Qwen2MLP,
-    ReplicatedLinear,
-    RMSNorm,
-    default_weight_loader,
-    get_rope,
-    get_spec,
-)
 
 
 @dataclass

@@ -7,12 +7,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph import (
+    _weak_ref_if_tensor as weak_ref,
+)
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import leading_tokens, linear
-from sglang_dflash.upstream.worker import LogitsProcessor, ModelRunner, get_parallel, unwrap_lora_layer, weak_ref
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import track_mamba_states_all_layers
+from sglang.srt.runtime_context import get_schedule, mamba_track_grid
+from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
 from sglang_dflash.states.replay import gdn_commit, pool_records
-from sglang_dflash.upstream.worker import (
-    commit_mamba_states_after_verify,
-    get_schedule,
-    mamba_track_grid,
-    scatter_mamba_states_after_mtp_verify,
-    track_mamba_states_all_layers,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import TpModelWorker
+    from sglang.srt.managers.tp_worker import TpModelWorker
+
     from sglang_dflash.worker.step import Step
 
 

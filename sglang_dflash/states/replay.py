@@ -9,13 +9,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
 from sglang_dflash.ops import by_device
 from sglang_dflash.states import reference
 from sglang_dflash.states.reference import Records
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import get_exec
 
 gdn_verify = by_device(reference.gdn_verify, "sglang_dflash.states.kernels")
 gdn_commit = by_device(reference.gdn_commit, "sglang_dflash.states.kernels")

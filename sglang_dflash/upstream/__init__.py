@@ -1,4 +1,4 @@
-"""The seam to SGLang: ``launch`` has the names for every process, ``worker`` those for a scheduler."""
+"""The seam to SGLang: its version, the record on its arguments, hooks, and its names for every process (``launch``)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.environ import envs
+from sglang.srt.layers.dp_attention import get_dp_tp_group
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
@@ -18,20 +25,12 @@ from sglang_dflash.features.processors import Processors
 from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
 from sglang_dflash.ops import accept_block, repeat_rows
-from sglang_dflash.upstream.worker import (
-    GrammarTree,
-    LogitsProcessorOutput,
-    Sampler,
-    SpecTpSync,
-    SpecTpSyncSite,
-    build_grammar_vocab_mask,
-    envs,
-    get_dp_tp_group,
-    get_parallel,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import SamplingBatchInfo, ScheduleBatch, TpModelWorker
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
     from sglang_dflash.worker.step import Step
 
 

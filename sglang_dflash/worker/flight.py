@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
     from sglang_dflash.features.width import Choice
-    from sglang_dflash.upstream.worker import Req
     from sglang_dflash.worker.step import Step
 
 

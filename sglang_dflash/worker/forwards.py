@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.spec_utils import draft_tp_context, prepare_mamba_track_for_verify
+from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.seeds import Seeds
@@ -12,11 +15,12 @@ from sglang_dflash.features.window import DraftRings
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.division import STAGED
-from sglang_dflash.upstream.worker import CaptureHiddenMode, async_h2d, draft_tp_context, prepare_mamba_track_for_verify
 from sglang_dflash.worker.step import ForwardBatches, Step
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, TpModelWorker
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
 MAX_WAITING = 16  # plain decoding steps whose tokens are injected together

@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode, page_aligned_decode_alloc_lens
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from sglang.srt.utils.common import async_h2d, ceil_align
 from torch import Tensor
 
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import (
-    SpecInput,
-    SpecInputType,
-    alloc_for_spec_decode,
-    async_h2d,
-    ceil_align,
-    get_alloc_reserve_per_decode,
-    page_aligned_decode_alloc_lens,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 
 class DraftState(SpecInput):

@@ -10,24 +10,21 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.runtime_context import get_lora
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.spec_utils import record_stream_each
+from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 
 from sglang_dflash.features.hidden import for_clients
 from sglang_dflash.ops import Accepted, prepare_block
-from sglang_dflash.upstream.worker import (
-    CaptureHiddenMode,
-    DFlashVerifyInput,
-    ForwardBatch,
-    ForwardMode,
-    GenerationBatchResult,
-    async_h2d_stack,
-    get_lora,
-    record_stream_each,
-)
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 Publish = Callable[[Tensor], None]  # receives the committed lengths after a step, int64 [bs]
 GrammarBarrier = Callable[[], None]

@@ -8,6 +8,14 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_parallel, get_server_args, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
+from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
@@ -29,19 +37,6 @@ from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.upstream import hooks, read_record
-from sglang_dflash.upstream.worker import (
-    BaseSpecWorker,
-    CaptureHiddenMode,
-    DecodeCudaGraphRunner,
-    GenerationBatchResult,
-    build_draft_tp_worker,
-    draft_pp_context,
-    draft_tp_context,
-    get_parallel,
-    get_server_args,
-    get_spec,
-    resolve_draft_parallel_layout,
-)
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.debug import stage, sync_guard
@@ -56,7 +51,10 @@ from sglang_dflash.worker.state import DraftState
 from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner, ScheduleBatch, ServerArgs, TpModelWorker
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 

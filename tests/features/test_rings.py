@@ -12,11 +12,13 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt.disaggregation.base.conn import StateType
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+
 from sglang_dflash.features import transfer
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.window import DraftRings, describe_rings
 from sglang_dflash.plan.serving import DraftWindow, current
-from sglang_dflash.upstream.worker import ReqToTokenPool, StateType
 from sglang_dflash.worker.step import BlockKV
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("sglang")
 
 
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
@@ -25,7 +27,6 @@ from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH
 from sglang_dflash.upstream import read_record, write_record
-from sglang_dflash.upstream.worker import SpeculativeAlgorithm
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.plan.commands import FOLDER as COMMANDS
 from tests.support.configs import serving_plan, settings, target

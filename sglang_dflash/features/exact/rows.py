@@ -14,12 +14,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dflash.features.exact.stepped import ALIGNMENT
 from sglang_dflash.plan.serving import current
 from sglang_dflash.plan.settings import EXACT_SWITCH
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.worker import ForwardMode, LogitsProcessor, UnquantizedLinearMethod
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.kernels.ops.attention.fla.fused_recurrent import fused_recurrent_gated_delta_rule_packed_decode
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from torch import Tensor
 
 from sglang_dflash.states import verify
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import pool_records
-from sglang_dflash.upstream.worker import RadixLinearAttention, fused_recurrent_gated_delta_rule_packed_decode
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import TpModelWorker
+    from sglang.srt.managers.tp_worker import TpModelWorker
+
     from sglang_dflash.worker.step import Step
 
 ALIGNMENT = 16  # bytes, of every tensor that plain decoding hands to its kernels

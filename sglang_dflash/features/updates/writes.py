@@ -8,6 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
+from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput, UpdateWeightFromDiskReqOutput
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.model_executor.model_runner_components.weight_updater import _model_load_weights_direct
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,13 +19,6 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.features.updates.requests import is_drafter, load_drafter
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_parallel, get_server_args
-from sglang_dflash.upstream.worker import (
-    GPU_MEMORY_ALL_TYPES,
-    ResumeMemoryOccupationReqOutput,
-    SchedulerWeightUpdaterManager,
-    UpdateWeightFromDiskReqOutput,
-    _model_load_weights_direct,
-)
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_dflash.ops import host_rows
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream.worker import get_parallel
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.worker.start import since_start, timed
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from sglang_dflash.states import reference, replay
 from sglang_dflash.states.reference import Records
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

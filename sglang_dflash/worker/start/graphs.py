@@ -14,27 +14,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_spec
+from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from sglang.srt.utils.common import get_available_gpu_memory
 
 from sglang_dflash.plan.division import FLOOR
 from sglang_dflash.plan.pair import OUR_BACKEND
-from sglang_dflash.upstream.worker import (
-    CaptureHiddenMode,
-    DecodeCudaGraphRunner,
-    ForwardMode,
-    Phase,
-    build_attention_backends,
-    draft_pp_context,
-    draft_tp_context,
-    get_available_gpu_memory,
-    get_disagg,
-    get_exec,
-    get_parallel,
-    get_spec,
-    with_phase,
-)
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

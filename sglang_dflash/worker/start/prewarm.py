@@ -15,6 +15,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.kernels.ops.activation.softcap import cast_to_float32_logits
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.quantization.unquant import get_bf16_gemm_backend
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.allocation import assign_req_to_token_pool_func
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
+from sglang.srt.runtime_context import get_exec, get_parallel, get_schedule, mamba_track_grid
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils.common import require_mlp_tp_gather
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
@@ -22,29 +33,12 @@ from sglang_dflash.ops import penalize_block, repeat_rows, runs_kernels, seeded_
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.upstream.worker import (
-    ForwardMode,
-    LogitsProcessorOutput,
-    Req,
-    SamplingBatchInfo,
-    SamplingParams,
-    SamplingPrewarmResult,
-    ScheduleBatch,
-    assign_req_to_token_pool_func,
-    cast_to_float32_logits,
-    get_bf16_gemm_backend,
-    get_exec,
-    get_parallel,
-    get_schedule,
-    mamba_track_grid,
-    require_mlp_tp_gather,
-)
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
 from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.worker import ModelRunner
+    from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

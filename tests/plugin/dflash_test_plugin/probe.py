@@ -30,7 +30,7 @@ def _write(file: str, **line: Any) -> None:
 
 
 def _rank() -> int:
-    from sglang_dflash.upstream.worker import get_parallel
+    from sglang.srt.runtime_context import get_parallel
 
     return int(get_parallel().tp_rank)
 
