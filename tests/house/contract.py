@@ -91,7 +91,7 @@ def _hooked() -> Iterator[Symbol]:
             yield Symbol(target, tuple(name for name in passed if not name.startswith("_")))
 
 
-SYMBOLS = {symbol.path: symbol for symbol in (*_imported(), *_table(), *_hooked())}
+SYMBOLS = {symbol.path: symbol for symbol in (*_imported(), *_hooked(), *_table())}
 
 
 def replaced(row: Replacement) -> Symbol:
