@@ -161,7 +161,7 @@ def preflight(settings: Settings, device: Device) -> Report:
         plan = decide(settings, pair, device, hybrid=pair.hybrid)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, "configuration")])
-    findings += check_exact(plan)
+    findings += check_exact(plan.exact, plan.inexact)
     if unknown := unknown_size(pair):
         return Report([*findings, unknown], plan)
     try:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_dflash.worker.flight import Finished
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.flight import Finished
+    from sglang_dflash.step.step import Step
 
 MIN_MATCH = 4  # shortest match that is copied
 MAX_MATCH = 16  # longest match that is distinguished

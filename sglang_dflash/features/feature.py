@@ -10,8 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    from sglang_dflash.worker.flight import Finished
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.flight import Finished
+    from sglang_dflash.step.step import Step
 
 
 class Feature:

@@ -15,7 +15,7 @@ from sglang_dflash.ops import penalize_block
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
 
 _NEUTRAL = (0.0, 0.0, 1.0)
 

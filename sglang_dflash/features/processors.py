@@ -19,7 +19,7 @@ from sglang_dflash.features.feature import Feature, fresh_rows
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
 
 
 class HostCopy:

@@ -23,7 +23,7 @@ from sglang_dflash.width.policy import BUCKETS
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    from sglang_dflash.worker.flight import Finished, Timed
+    from sglang_dflash.step.flight import Finished, Timed
 
 # Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper
 # bound or not); the finished step's requests by bucket and accept length.

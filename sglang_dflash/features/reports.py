@@ -59,14 +59,16 @@ def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any
 
 
 HOOKS = Hooks(after={"managers.scheduler.Scheduler.get_internal_state": report_worker})
+_ADAPTIVE = {"server_args.ServerArgs.resolved_dict": report_adaptive}
 WIDTH_HOOKS = Hooks(
     around={
         "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.report_decode_stats": report_mean_width
-    }
+    },
+    after=_ADAPTIVE,
 )
 TOKENIZER_HOOKS = Hooks(
     after={
         "managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": count_verified_drafts,
-        "server_args.ServerArgs.resolved_dict": report_adaptive,
+        **_ADAPTIVE,
     },
 )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from sglang_dflash.plan.serving import ServingPlan
-    from sglang_dflash.worker.flight import Finished
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.flight import Finished
+    from sglang_dflash.step.step import Step
 
 
 logger = logging.getLogger(__name__)

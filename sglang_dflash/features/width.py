@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_dflash.features.feature import Feature
+from sglang_dflash.step.flight import Choice
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-    from sglang_dflash.worker.flight import Finished
+    from sglang_dflash.step.flight import Finished
 
 Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # of match lengths, per request; empty if no text is copied
 
@@ -32,14 +33,6 @@ class Load(NamedTuple):
         requests = 0 if batch is None else batch.batch_size()
         context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
         return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
-
-
-class Choice(NamedTuple):
-    """A step's width, the number of requests that it was chosen for, and the buckets of the batch's requests."""
-
-    width: int
-    batch_size: int
-    buckets: Sequence[int]
 
 
 class Width(Feature):

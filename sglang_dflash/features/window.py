@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_dflash.worker.step import BlockKV
+    from sglang_dflash.step.step import BlockKV
 
 
 class RowAllocator:

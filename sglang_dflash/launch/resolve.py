@@ -103,7 +103,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     # SGLang's own answer, which it has only now: it replays the states of gated delta nets alone
     hybrid = hybrid_gdn_config(model_config_of(server_args)) is not None
     plan = decide(settings, pair, device, hybrid=hybrid)
-    _log_findings(check_exact(plan))
+    _log_findings(check_exact(plan.exact, plan.inexact))
     write_record(server_args, plan)
     enter_tokenizer()
     if plan.own_attention:

@@ -75,7 +75,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     from sglang_dflash.features.updates import writes
     from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
-    from sglang_dflash.worker import state
+    from sglang_dflash.step import state
 
     tables = {
         requests.HOOKS: True,

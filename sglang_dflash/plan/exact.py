@@ -7,16 +7,12 @@ inference covers the rest.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sglang_dflash.errors import Finding, ok, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings
 from sglang_dflash.plan.states import CONV_DTYPE
-
-if TYPE_CHECKING:
-    from sglang_dflash.plan.serving import ServingPlan
 
 
 def is_requested(settings: Settings) -> bool:
@@ -59,12 +55,12 @@ def _other_kernels(settings: Settings, pair: Pair) -> dict[str, object]:
     }
 
 
-def check_exact(plan: ServingPlan) -> Iterator[Finding]:
-    if plan.exact:
+def check_exact(exact: bool, reasons: tuple[str, ...]) -> Iterator[Finding]:
+    if exact:
         yield ok("greedy output is bit-identical to plain decoding", about="exact")
-    if plan.inexact:
+    if reasons:
         yield warn(
-            f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(plan.inexact)}",
+            f"a verify is not exact under {DETERMINISTIC_FLAG}: {'; '.join(reasons)}",
             expected="plain decoding through SGLang's Triton kernels, in bfloat16 on one GPU",
             remedy=f"change what is named, or set {EXACT_SWITCH}=0 to accept text that may differ at near-ties",
             about="exact",

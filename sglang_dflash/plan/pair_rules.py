@@ -13,7 +13,7 @@ from sglang_dflash.plan.pair import Pair, count
 from sglang_dflash.plan.serving import check_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.plan.states import check_snapshots
-from sglang_dflash.plan.widths import check_block
+from sglang_dflash.plan.widths import chooses_copies
 
 Rule = Callable[[Settings, Pair], Iterator[Finding]]
 _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -62,6 +62,26 @@ def _mask_token(settings: Settings, pair: Pair) -> Iterator[Finding]:
             f"mask_token_id {token}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
             remedy=_ITS_DRAFTER,
+        )
+
+
+def _block(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    trained, block = pair.drafter.block_size, settings.block
+    if trained is None and block is None:
+        yield error(
+            "block_size is missing in the drafter's config.json and no flag sets it",
+            expected="a block size",
+            remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
+        )
+    if trained is None or block is None or block <= trained:
+        return
+    if pair.widths is not None and chooses_copies(settings, pair.widths):
+        yield ok(f"{block}: {trained} drafted, the rest copied")
+    else:
+        yield error(
+            f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
+            expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
+            remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
         )
 
 
@@ -256,7 +276,7 @@ PAIR_RULES: dict[str, Rule] = {
     "target's layers": partial(_same, "num_target_layers", "num_hidden_layers"),
     "target_layer_ids": _layer_ids,
     "mask token": _mask_token,
-    "block size": check_block,
+    "block size": _block,
     "heads by tensor parallelism": _heads,
     "candidates": _candidates,
     "draft window": check_window,

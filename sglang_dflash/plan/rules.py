@@ -16,7 +16,6 @@ from sglang_dflash.plan.settings import READ, Settings, flag_of
 # backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
-_SAMPLED_ACCEPTANCE = ("speculative_use_rejection_sampling", "speculative_use_block_verification")
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
@@ -99,8 +98,11 @@ def _grammars(settings: Settings, pair: Pair) -> Iterator[Finding]:
 
 
 def _acceptance(settings: Settings, pair: Pair) -> Iterator[Finding]:
-    given = [flag_of(name) for name in _SAMPLED_ACCEPTANCE if getattr(settings, name)]
-    if given:
+    flags = {
+        "--speculative-use-rejection-sampling": settings.speculative_use_rejection_sampling,
+        "--speculative-use-block-verification": settings.speculative_use_block_verification,
+    }
+    if given := [flag for flag, value in flags.items() if value]:
         yield note(
             f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
             expected="no flag: unsure drafts are drawn with the same seed, so that sampled requests accept more",

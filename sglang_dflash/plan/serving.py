@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
@@ -16,9 +16,6 @@ from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 from sglang_dflash.plan.states import record_length, state_dtype, states_kept_by
 from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
-
-if TYPE_CHECKING:
-    from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 
@@ -176,10 +173,19 @@ def _resumes_retracted(settings: Settings) -> bool:
     return settings.disaggregation_mode == "decode" and settings.disaggregation_decode_retraction_backup != "none"
 
 
+class Worker(Protocol):
+    """What hooks read of the worker: its plan, ``DraftRings`` or None, the drafter's runner, and its ``Width``."""
+
+    plan: ServingPlan
+    rings: Any
+    drafter: Any
+    width: Any
+
+
 class Current:
     """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
 
-    worker: DFlashWorker
+    worker: Worker
 
 
 current = Current()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,11 +10,11 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sglang_dflash.drafter.checkpoint import read_object
-from sglang_dflash.errors import DFlashError, Finding, error, first_problem, ok
+from sglang_dflash.errors import DFlashError, first_problem
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 
 if TYPE_CHECKING:
-    from sglang_dflash.plan.pair import Pair
+    pass
 
 FLAG = "--speculative-adaptive-config"
 _Width = Annotated[int, Field(ge=1)]
@@ -98,23 +97,3 @@ def chooses_copies(settings: Settings, widths: WidthConfig | None) -> bool:
     if switch or key is not None:
         return switch == "1" or bool(key)
     return widths is not None and widths.policy == "adaptive"
-
-
-def check_block(settings: Settings, pair: Pair) -> Iterator[Finding]:
-    trained, block = pair.drafter.block_size, settings.block
-    if trained is None and block is None:
-        yield error(
-            "block_size is missing in the drafter's config.json and no flag sets it",
-            expected="a block size",
-            remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
-        )
-    if trained is None or block is None or block <= trained:
-        return
-    if pair.widths is not None and chooses_copies(settings, pair.widths):
-        yield ok(f"{block}: {trained} drafted, the rest copied")
-    else:
-        yield error(
-            f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
-            expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
-            remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
-        )

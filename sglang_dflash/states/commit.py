@@ -19,7 +19,7 @@ from sglang_dflash.states.replay import gdn_commit, pool_records
 if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
 
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
 
 
 class RecurrentCommit(Feature):
@@ -49,15 +49,28 @@ class RecurrentCommit(Feature):
         if self.state_table is None:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
-        if step.width > 1 and self._replays:
-            self._commit_records(step, track)
-        elif step.width > 1:
+        if step.width > 1 and not self._replays:
             self._commit_kept(step, track)
+        elif step.width > 1:
+            self._commit_records(step, track)
         elif track is not None:  # width 1 has advanced the states in place
             cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
             track_mamba_states_all_layers(
                 cache.conv[0], cache.temporal, step.state_slots, crosses, track, len(track), check_freed_slots=True
             )
+
+    def _commit_kept(self, step: Step, track: Tensor | None) -> None:
+        # SGLang's commit uses the slots that the verify read
+        batch, accepted = copy.copy(step.batch), step.accepted
+        batch.mamba_track_indices = track
+        commit_mamba_states_after_verify(
+            self._target,
+            batch,
+            accept_lens=accepted.accept_lens,
+            accept_index=step.tokens,  # only its size is read
+            draft_token_num=step.width,
+            prepared_step_indices=(accepted.ends[0], None if track is None else accepted.ends[1]),
+        )
 
     def _commit_records(self, step: Step, track: Tensor | None) -> None:
         self.replay(step, track)
@@ -73,19 +86,6 @@ class RecurrentCommit(Feature):
         tracked = () if track is None else (track, accepted.counts[1])
         rows = step.batch.req_pool_indices
         gdn_commit(states.temporal, pool_records(states), rows, slots, accepted.accept_lens, *tracked)
-
-    def _commit_kept(self, step: Step, track: Tensor | None) -> None:
-        # SGLang's commit uses the slots that the verify read
-        batch, accepted = copy.copy(step.batch), step.accepted
-        batch.mamba_track_indices = track
-        commit_mamba_states_after_verify(
-            self._target,
-            batch,
-            accept_lens=accepted.accept_lens,
-            accept_index=step.tokens,  # only its size is read
-            draft_token_num=step.width,
-            prepared_step_indices=(accepted.ends[0], None if track is None else accepted.ends[1]),
-        )
 
 
 def may_cross(lengths: Sequence[int], growth: int, interval: int) -> bool:

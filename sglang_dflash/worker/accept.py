@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
 
 
 class Accept(Feature):

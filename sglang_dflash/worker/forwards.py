@@ -15,7 +15,8 @@ from sglang_dflash.features.window import DraftRings
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.division import STAGED
-from sglang_dflash.worker.step import ForwardBatches, Step
+from sglang_dflash.step.step import Step
+from sglang_dflash.worker.layout import ForwardBatches
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch

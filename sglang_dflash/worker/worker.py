@@ -36,19 +36,20 @@ from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.states.commit import RecurrentCommit
+from sglang_dflash.step.flight import Flight
+from sglang_dflash.step.state import DraftState
+from sglang_dflash.step.step import GrammarBarrier, Publish, Step, idle_result
 from sglang_dflash.upstream import hooks, read_record
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.debug import stage, sync_guard
-from sglang_dflash.worker.flight import Flight
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
+from sglang_dflash.worker.layout import Layout
 from sglang_dflash.worker.start import seconds, since_start, timed
 from sglang_dflash.worker.start.calibration import width_policy
 from sglang_dflash.worker.start.checks import check_replay
 from sglang_dflash.worker.start.graphs import WidthGraphs, drafter_has_room, drafters_ranks
 from sglang_dflash.worker.start.prewarm import CONTEXT, FirstCalls, dummy_batch, prewarm_largest_step
-from sglang_dflash.worker.state import DraftState
-from sglang_dflash.worker.step import GrammarBarrier, Layout, Publish, Step, idle_result
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -338,6 +339,8 @@ class DFlashWorker(BaseSpecWorker):
             self._flight.launched(choice, step, [feature.keep(step) for feature in self._features])
         with stage("inject"):
             self._inject.inject(step)
+        output = step.verified.logits_output
+        output.hidden_states = for_clients(batch, output)  # the scheduler copies them to the host
         return step.result(counted=self.plan.widths is not None)
 
     def _run(self, batch: ScheduleBatch, width: int, publish: Publish, grammar_barrier: GrammarBarrier | None) -> Step:

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.features.copies import Copies
-from sglang_dflash.worker.flight import Finished
+from sglang_dflash.step.flight import Finished
 
 pytestmark = pytest.mark.sglang
 

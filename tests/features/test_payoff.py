@@ -16,8 +16,8 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.causes import ENOUGH, FIXES
 from sglang_dflash.features.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
+from sglang_dflash.step.flight import Finished
 from sglang_dflash.width import WidthPolicy
-from sglang_dflash.worker.flight import Finished
 
 pytestmark = pytest.mark.sglang
 

@@ -28,11 +28,11 @@ from sglang.srt.utils import common
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.ranks import SharedWidth
+from sglang_dflash.step.flight import Finished, Timed
 from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
-from sglang_dflash.worker.flight import Finished, Timed
+from sglang_dflash.worker.layout import ForwardBatches
 from sglang_dflash.worker.start import graphs
-from sglang_dflash.worker.step import ForwardBatches
 from tests.width.traffic import WIDTHS, Machine
 
 pytestmark = pytest.mark.sglang

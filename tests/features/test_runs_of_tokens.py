@@ -19,7 +19,6 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features import requests
-from sglang_dflash.plan import serving
 from sglang_dflash_lab.pairs import target_path
 
 pytestmark = pytest.mark.sglang
@@ -27,11 +26,6 @@ pytestmark = pytest.mark.sglang
 TOKENIZER = get_tokenizer(str(target_path("tiny-hybrid")))
 VOCABULARY, EOS, THINK_START, THINK_END = len(TOKENIZER), 2, [5, 6], [9, 10]
 WORDS = TOKENIZER("the cat has 4 apples and the dog is 12 years old. One, two!")["input_ids"]
-
-
-@pytest.fixture(autouse=True)
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "plan", object())
 
 
 class Grammar:

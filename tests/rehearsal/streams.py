@@ -159,7 +159,7 @@ _READ_BY_HOST = {Tensor.tolist, Tensor.numpy}
 STAND_INS = "sglang_dflash_cpu/"
 _IS_CPU = Tensor.is_cpu
 # Code that asks a tensor whether it is the host's, and is answered as on a GPU.
-_GPU_BRANCHES = re.compile(r"/sglang_dflash/(worker|features)/|/sglang/srt/utils/common.py")
+_GPU_BRANCHES = re.compile(r"/sglang_dflash/(worker|features|step)/|/sglang/srt/utils/common.py")
 _IN_PLACE = re.compile(r"[a-z].*[a-z0-9]_|__i[a-z]+__|__setitem__")
 _NO_CALLERS = re.compile(
     "/torch/|/triton/|/tests/rehearsal/(?!test_)|/host_waits.py|/contextlib.py|/plugins/hook_registry.py"

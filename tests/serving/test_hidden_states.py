@@ -34,7 +34,9 @@ def rows(answer: Answer) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    """Sums of a row are rounded to its largest value, and blocks of other widths sum in another order."""
+    largest = expected.abs().amax(1, keepdim=True)
+    torch.testing.assert_close(found / largest, expected / largest, rtol=0, atol=1e-4)
 
 
 def test_states_are_plain_decodings(plain_hybrid: Server, server: Server) -> None:

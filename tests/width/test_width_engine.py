@@ -135,6 +135,4 @@ def test_the_server_exports_the_series_of_the_dashboard(server: Server) -> None:
     for _ in range(2):  # the second time from the prefix cache; an answer must come in more than one part
         generate_all(server, corpus(PAIR, 2, 5), 2, NEW_TOKENS, sampling_params={"ignore_eos": True})
     exported = set(re.findall(r"^([\w:]+)\{", server.get("/metrics").text, re.MULTILINE))
-    assert series(OURS, SGLANGS) - exported == {
-        "sglang_dflash:copied_tokens_total"
-    }  # which a server without copies lacks
+    assert series(OURS, SGLANGS) <= exported

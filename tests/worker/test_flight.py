@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.features.width import Choice
-from sglang_dflash.worker import debug, flight
-from sglang_dflash.worker.flight import Finished, Flight, Timed
+from sglang_dflash.step import flight
+from sglang_dflash.step.flight import Choice, Finished, Flight, Timed
+from sglang_dflash.worker import debug
 
 pytestmark = pytest.mark.sglang
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.worker import state
-from sglang_dflash.worker.state import DraftState
+from sglang_dflash.step import state
+from sglang_dflash.step.state import DraftState
 
 BLOCK = 4
 PROMPT = 10

@@ -84,7 +84,7 @@ def offer_copies(
 
 def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """As :func:`sglang_dflash.ops.reference.model.leading_tokens`; a greedy batch needs no sort."""
-    if k > 1 and (top_ks is None or bool((top_ks != 1).any())):
+    if k > 1 and (top_ks is None or (top_ks.numpy() != 1).any()):
         return model.leading_tokens(logits, k, top_ks)
     rows, each = logits.float().numpy(), np.arange(len(logits))
     values, tokens = np.full((len(rows), k), -np.inf, dtype=np.float32), np.zeros((len(rows), k), dtype=np.int64)
@@ -107,7 +107,7 @@ def walk_candidates(
     pairs: Pairs | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; sums may differ in the last bits."""
-    sampled = noise is not None and bool((noise.top_ks != 1).any())
+    sampled = noise is not None and bool((noise.top_ks.numpy() != 1).any())
     if sampled or pairs is None:
         return model.walk_candidates(candidates, unary, anchors, positions, noise if sampled else None, pairs)
     gates, predecessors, successors = pairs

@@ -23,7 +23,7 @@ from sglang_dflash.states.replay import pool_records
 if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
 
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
 
 ALIGNMENT = 16  # bytes, of every tensor that plain decoding hands to its kernels
 SCRATCH_BYTES = 512 << 20  # of a commit's copies of states

@@ -33,9 +33,9 @@ from sglang_dflash.ops import penalize_block, repeat_rows, runs_kernels, seeded_
 from sglang_dflash.plan import division
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.step.state import DraftState
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
-from sglang_dflash.worker.state import DraftState
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner

@@ -6,15 +6,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-    from sglang_dflash.features.width import Choice
-    from sglang_dflash.worker.step import Step
+    from sglang_dflash.step.step import Step
+
+
+class Choice(NamedTuple):
+    """A step's width, the number of requests that it was chosen for, and the buckets of the batch's requests."""
+
+    width: int
+    batch_size: int
+    buckets: Sequence[int]
 
 
 @dataclass
