@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.disaggregation.base.conn import StateType
+from sglang.srt.disaggregation.utils import append_state_component
 from torch import Tensor
 
+from sglang_dflash.plan.serving import current
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -18,6 +21,18 @@ def start_transferred(batch: ScheduleBatch | None, scheduler: Any, *_: Any) -> N
     """Hook after ``SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch``: start transferred requests."""
     if batch is not None:
         scheduler.draft_worker.start_transferred(batch)
+
+
+def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Hook after ``setup_state_kv_args``: add the rings to the memory that a disaggregated pair transfers."""
+    rings, drafter = current.worker.rings, current.worker.drafter
+    assert rings is not None and drafter is not None
+    pool = drafter.token_to_kv_pool
+    pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
+    ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
+    # with an id per buffer, SGLang rejects rings of another size
+    ids = list(range(len(pointers)))
+    append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
 
 class BacksUpDrafter:
@@ -56,3 +71,4 @@ def back_up_drafter(allocator: Any, pool: Any, rings: DraftRings | None) -> None
 
 _DECODING = "disaggregation.decode.SchedulerDisaggregationDecodeMixin"
 HOOKS = Hooks(after={f"{_DECODING}.get_new_prebuilt_batch": start_transferred})
+RING_HOOKS = Hooks(after={"disaggregation.utils.setup_state_kv_args": describe_rings})

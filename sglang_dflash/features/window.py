@@ -12,8 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.disaggregation.base.conn import StateType
-from sglang.srt.disaggregation.utils import append_state_component
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_schedule
 from sglang.srt.utils.common import async_h2d
@@ -187,20 +185,7 @@ def cap_prefix(longest: int, req: Any, input_len: int) -> int:
     return max(0, min(longest, input_len - window.tokens))
 
 
-def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Hook after ``setup_state_kv_args``: add the rings to the memory that a disaggregated pair transfers."""
-    rings, drafter = current.worker.rings, current.worker.drafter
-    assert rings is not None and drafter is not None
-    pool = drafter.token_to_kv_pool
-    pointers, lengths, page_bytes = pool.get_contiguous_buf_infos()
-    ring_bytes = [size // pool.page_size * rings.size for size in page_bytes]
-    # with an id per buffer, SGLang rejects rings of another size
-    ids = list(range(len(pointers)))
-    append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
-
-
 HOOKS = Hooks(
     around={"mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget": charge_rings},
     after={"managers.schedule_batch.Req._compute_max_prefix_len": cap_prefix},
 )
-TRANSFER_HOOKS = Hooks(after={"disaggregation.utils.setup_state_kv_args": describe_rings})

@@ -92,7 +92,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         replay.HOOKS: plan.hybrid,
         pools.HOOKS: plan.replay,
         window.HOOKS: plan.window is not None,
-        window.TRANSFER_HOOKS: plan.window is not None and plan.role != "null",
+        transfer.RING_HOOKS: plan.window is not None and plan.role != "null",
         transfer.HOOKS: plan.role == "decode",
         ranks.HOOKS: plan.groups > 1 and plan.widths is not None,
     }

@@ -34,9 +34,9 @@ class Draft:
     """
 
     def __init__(
-        self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, drafted: int
+        self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, drafted: int
     ) -> None:
-        self._drafter, self._layout, self._rings, self._inject = drafter, layout, rings, inject
+        self._drafter, self._ranks, self._rings, self._inject = drafter, ranks, rings, inject
         self._seeds, self._drafted, self._batches = seeds, drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
         drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
@@ -52,7 +52,7 @@ class Draft:
         block = step.first(self._drafted, translator) if step.width > self._drafted else step
         step.caught_up = self._inject.before_draft(block)
         forward_batch = self._batches(block, block.draft_kv)
-        with draft_tp_context(self._layout):
+        with draft_tp_context(self._ranks):
             output = self._drafter.forward(forward_batch).logits_output
         # a graph pads the batch and overwrites its outputs
         bs = len(step.tokens)
@@ -105,8 +105,8 @@ class Inject:
     be False on a decoding server (a transfer may reuse freed slots first) and with hierarchical cache.
     """
 
-    def __init__(self, drafter: ModelRunner, layout: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
-        self._drafter, self._layout, self._rings, self._defers = drafter, layout, rings, defers
+    def __init__(self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
+        self._drafter, self._ranks, self._rings, self._defers = drafter, ranks, rings, defers
         # a ring has a slot for each waiting token
         self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
         self.queue: StagedContext | None = None
@@ -186,7 +186,7 @@ class Inject:
     def write(self, hidden: Tensor, rows: Tensor | None, positions: Tensor, slots: Tensor) -> None:
         """Write context K/V of ``rows`` (else the first T) of ``hidden`` at ``positions`` and ``slots``, int64 [T]."""
         pool, model = self._drafter.token_to_kv_pool, self._drafter.model
-        with draft_tp_context(self._layout):
+        with draft_tp_context(self._ranks):
             for start in range(0, len(positions), CHUNK):
                 chunk = slice(start, min(start + CHUNK, len(positions)))
                 part = hidden[chunk if rows is None else rows[chunk]]

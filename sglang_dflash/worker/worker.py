@@ -91,14 +91,14 @@ class DFlashWorker(BaseSpecWorker):
         assert isinstance(plan, ServingPlan)
         current.worker, self.plan, self._target_worker = self, plan, target_worker
         self._is_first = get_parallel().attn_tp_rank == 0
-        layout = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
-        self.draft_parallel_layout = layout
+        ranks = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
+        self.draft_parallel_layout = ranks
         self._target: ModelRunner = target_worker.model_runner
         self._draft_worker: TpModelWorker | None = None
         self.drafter: ModelRunner | None = None
         mask_embedding = None
         if self.plan.drafts:
-            with draft_pp_context(), draft_tp_context(layout):
+            with draft_pp_context(), draft_tp_context(ranks):
                 self._draft_worker = build_draft_tp_worker(
                     server_args=server_args,
                     gpu_id=gpu_id,
@@ -171,7 +171,7 @@ class DFlashWorker(BaseSpecWorker):
             back_up_drafter(token_to_kv_pool_allocator, self.drafter.token_to_kv_pool, self.rings)
 
     def _build_stages(self) -> None:
-        plan, layout, drafter = self.plan, self.draft_parallel_layout, self.drafter
+        plan, ranks, drafter = self.plan, self.draft_parallel_layout, self.drafter
         commit = SteppedCommit if plan.exact else RecurrentCommit
         self._states = commit(self._target_worker, replays=plan.replay)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._states.state_table)
@@ -180,8 +180,8 @@ class DFlashWorker(BaseSpecWorker):
             self._draft = self._inject = NoDrafter(self._target.device)
         else:
             defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
-            self._inject = Inject(drafter, layout, self.rings, defers=defers)
-            self._draft = Draft(drafter, layout, self.rings, self._inject, self._accept.seeds, plan.drafted)
+            self._inject = Inject(drafter, ranks, self.rings, defers=defers)
+            self._draft = Draft(drafter, ranks, self.rings, self._inject, self._accept.seeds, plan.drafted)
         self._verify = Verify(self._target_worker)
         keep_last_layer(self._target)
         self._flight = Flight(self._target.device, every=1 if plan.widths is not None else EVERY)
@@ -310,10 +310,10 @@ class DFlashWorker(BaseSpecWorker):
             feature.begin(batch, result.next_token_ids)
         result.new_seq_lens = batch.seq_lens
         publish(result.new_seq_lens)
-        output, hidden, plan = result.logits_output, result.logits_output.hidden_states, result.kv_loc_plan
+        output, hidden, slots = result.logits_output, result.logits_output.hidden_states, result.kv_loc_plan
         output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
-            self._inject.prefill(batch, hidden, plan)
+            self._inject.prefill(batch, hidden, slots)
         else:  # scores at chosen positions; a hit of this prefix would draft without context
             for req in batch.reqs:
                 req.skip_radix_cache_insert = True

@@ -16,8 +16,8 @@ from sglang.srt.disaggregation.base.conn import StateType
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from sglang_dflash.features import transfer
-from sglang_dflash.features.transfer import back_up_drafter
-from sglang_dflash.features.window import DraftRings, describe_rings
+from sglang_dflash.features.transfer import back_up_drafter, describe_rings
+from sglang_dflash.features.window import DraftRings
 from sglang_dflash.plan.serving import DraftWindow, current
 from sglang_dflash.step.step import BlockKV
 from sglang_dflash_cpu.layers.pools import CpuKVPool
