@@ -33,6 +33,7 @@ class Seeds(Feature):
         self._random = random.Random(random_seed)
         ones = torch.ones_like(self._slots, dtype=torch.float32)
         self.noise = Noise(self._slots.clone(), ones, ones.int(), ones.clone(), torch.zeros_like(ones))
+        self._all_greedy = True  # whether ``noise`` is
         self._shared: Tensor | None = None  # SGLang replaces it when the batch's requests change
 
     def start(self, batch: ScheduleBatch) -> None:
@@ -54,8 +55,11 @@ class Seeds(Feature):
             return
         self._shared, info = batch.req_pool_indices, batch.sampling_info
         if info.is_all_greedy:
-            self.noise.top_ks.fill_(1)
+            if not self._all_greedy:
+                self.noise.top_ks.fill_(1)
+            self._all_greedy = True
             return
+        self._all_greedy = False
         self.mark(batch)
         # SGLang's seeded draw has the same hash
         seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
