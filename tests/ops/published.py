@@ -20,7 +20,7 @@ from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.features.copies import MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
-from sglang_dflash.model.drafter import CANDIDATES
+from sglang_dflash.model.vocabulary import CANDIDATES
 from sglang_dflash.ops import Noise
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
@@ -122,8 +122,12 @@ def launch_ours(
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
-    for k, asked in ((1, None), (CANDIDATES, top_ks)):
+    row = tensor(bs, dtype=torch.float32, skipped=skipped)
+    noise = Noise(longs(bs), row, top_ks, row, row)
+    for k, asked in ((1, None), (CANDIDATES, noise)):
         ops.leading_tokens(tensor(bs * width, vocab, dtype=torch.bfloat16), k, asked)
+    drafted_logits = tensor(bs, width - 1, vocab, dtype=torch.bfloat16)
+    ops.likeliest_tokens(drafted_logits, CANDIDATES, longs(bs, width)[:, 0], noise)
     if attention:
         _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
