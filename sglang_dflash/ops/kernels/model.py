@@ -136,7 +136,8 @@ def choose(scores, ids, row, request, place, noise, tokens, leads, UNSURE: tl.co
     return token
 
 
-@triton.jit(do_not_specialize=["anchors", "places", "noise", "anchor_stride", "place_stride", "positions"])
+# Triton specialises the tensors of a tuple: those of the noise are the first entries of whole memory, so aligned
+@triton.jit(do_not_specialize=["anchors", "places", "anchor_stride", "place_stride", "positions"])
 def walk_candidates_kernel(
     candidates, unary, anchors, places, noise, pairs, tokens, leads, anchor_stride, place_stride, positions,
     UNSURE: tl.constexpr, TOP_K: tl.constexpr, RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
@@ -196,7 +197,7 @@ def tile_largest_kernel(logits, largest, vocab, row_stride, tiles, LANES: tl.con
     tl.store(largest + row * tiles + tile, tl.max(order_of(most), axis=1), mask=tile < tiles)
 
 
-@triton.jit(do_not_specialize=["places", "noise", "place_stride", "each"])
+@triton.jit(do_not_specialize=["places", "place_stride", "each"])
 def leading_tokens_kernel(
     logits, largest, places, noise, values, tokens, place_stride, each, vocab, row_stride, tiles, UNSURE: tl.constexpr,
     TOP_K: tl.constexpr, GREEDY: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
