@@ -28,8 +28,8 @@ def install() -> None:
     from sglang_dflash_cpu import arguments, replacements
     from sglang_dflash_cpu.layers import conv, dense, step_ops
 
-    numpy_ops = step_ops.match_copies, step_ops.offer_copies, step_ops.leading_tokens, step_ops.walk_candidates
-    for function in (*numpy_ops, dense.linear, conv.gdn_convolve):
+    choices = step_ops.leading_tokens, step_ops.likeliest_tokens, step_ops.walk_candidates
+    for function in (step_ops.match_copies, step_ops.offer_copies, *choices, dense.linear, conv.gdn_convolve):
         replace_on_host(function.__name__, function)
     register_attention()
     replacements.install()

@@ -33,8 +33,7 @@ class Seeds(Feature):
         self._random = random.Random(random_seed)
         ones = torch.ones_like(self._slots, dtype=torch.float32)
         self.noise = Noise(self._slots.clone(), ones, ones.int(), ones.clone(), torch.zeros_like(ones))
-        self._all_greedy = True  # whether ``noise`` is
-        self._shared: Tensor | None = None  # SGLang replaces it when the batch's requests change
+        self._shared: Tensor | None = None  # of a sampled batch: SGLang replaces it when the requests change
 
     def start(self, batch: ScheduleBatch) -> None:
         if _draws(batch.sampling_info):
@@ -50,16 +49,14 @@ class Seeds(Feature):
         info.seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else None
 
     def share(self, batch: ScheduleBatch) -> None:
-        """Write ``noise``, before the drafter reads it; a batch of the same requests needs no copy."""
-        if batch.req_pool_indices is self._shared:
+        """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy."""
+        shared, info = self._shared, batch.sampling_info
+        self._shared = None if info.is_all_greedy else batch.req_pool_indices
+        if self._shared is shared:
             return
-        self._shared, info = batch.req_pool_indices, batch.sampling_info
         if info.is_all_greedy:
-            if not self._all_greedy:
-                self.noise.top_ks.fill_(1)
-            self._all_greedy = True
+            self.noise.top_ks.fill_(1)
             return
-        self._all_greedy = False
         self.mark(batch)
         # SGLang's seeded draw has the same hash
         seeds = info.seeds if info.sampling_seed is None else info.sampling_seed

@@ -46,9 +46,9 @@ class CandidateSelector(nn.Module):
         self._top_k = config.selector_top_k
 
     def forward(
-        self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise | None
+        self, vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        """See :func:`~sglang_dflash.model.drafter.likeliest`."""
+        """See :meth:`TargetVocabulary.likeliest`."""
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
         unary, candidates = vocabulary.top_k(rows, self._top_k)
         candidates, unary, gates = (x.view(shape) for x in (candidates, unary, self.hidden_projection(rows)[0]))

@@ -23,7 +23,7 @@ from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.ops import Noise, walk_candidates
+from sglang_dflash.ops import Noise
 from sglang_dflash.plan.serving import current
 
 
@@ -94,27 +94,6 @@ class DrafterLayer(nn.Module):
         return self.mlp(hidden) if self.mlp_conv is None else self.mlp_conv(hidden, width, self.mlp), residual
 
 
-CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
-
-
-def likeliest(
-    vocabulary: TargetVocabulary, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise | None
-) -> tuple[Tensor, Tensor]:
-    """Choose a token at each position from the largest logits, by :func:`walk_candidates`: plain DFlash's head.
-
-    Args:
-        anchors, positions: int64 [bs]; hidden: [bs, n, H], of the mask positions.
-        noise: None chooses the largest logits.
-
-    Returns:
-        int64 and float32 [bs, n], the tokens and the leads of the best over the second.
-    """
-    k, top_ks = (2, None) if noise is None else (CANDIDATES, noise.top_ks)
-    logits, tokens = vocabulary.top_k(hidden.flatten(0, 1), k, top_ks)
-    shape = (*hidden.shape[:2], -1)
-    return walk_candidates(tokens.view(shape), logits.view(shape), anchors, positions, noise)
-
-
 class DFlashDraftModel(nn.Module):
     # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
@@ -157,7 +136,7 @@ class DFlashDraftModel(nn.Module):
             self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
-        self.noise: Noise | None = None  # of a batch's requests, in memory that the CUDA graphs read
+        self.noise: Noise  # set before a forward: of a batch's requests, in memory that the CUDA graphs read
         self._returns_margins = current.worker.plan.copies
         self._complete = False
 
@@ -180,8 +159,8 @@ class DFlashDraftModel(nn.Module):
             hidden, residual = layer(norm_rope, hidden, residual, forward_batch, width)
         hidden, _ = self.norm(hidden, residual)
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
-        noise = self.noise and Noise(*(each[: len(anchors)] for each in self.noise))
-        choose = self.candidate_selector or likeliest
+        noise = Noise(*(each[: len(anchors)] for each in self.noise))
+        choose = self.candidate_selector or TargetVocabulary.likeliest
         drafts, margins = choose(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
         return DraftOutput(
             next_token_logits=None,

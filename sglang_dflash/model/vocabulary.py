@@ -18,7 +18,9 @@ from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.ops import leading_tokens, linear
+from sglang_dflash.ops import Noise, leading_tokens, likeliest_tokens, linear, walk_candidates
+
+CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
 
 
 @dataclass(frozen=True)
@@ -95,18 +97,34 @@ class TargetVocabulary:
             embeds = torch.where((token_ids == self.mask_token_id)[:, None], self.mask_embedding, embeds)
         return embeds if self.scale == 1.0 else embeds * self.scale
 
-    def top_k(self, hidden: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def likeliest(self, anchors: Tensor, hidden: Tensor, positions: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Choose a token at each position from the largest logits, by :func:`likeliest_tokens`: plain DFlash's head.
+
+        Args:
+            anchors, positions: int64 [bs], as for :func:`walk_candidates`.
+            hidden: [bs, n, H], of the mask positions.
+
+        Returns:
+            int64 and float32 [bs, n], the tokens and the leads of the best over the second.
+        """
+        rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
+        if get_parallel().tp_group.world_size == 1 and self.logit_scale == 1.0 and self.logit_cap is None:
+            return likeliest_tokens(self._shard_logits(rows).view(shape), CANDIDATES, positions, noise)
+        logits, tokens = self.top_k(rows, CANDIDATES, noise)
+        return walk_candidates(tokens.view(shape), logits.view(shape), anchors, positions, noise)
+
+    def top_k(self, hidden: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
         """Return the ``k`` largest scaled and capped logits per row of ``hidden`` [n, H], descending, float32 [n, k],
-        and their tokens, int64 [n, k]; equal on all ranks. ``top_ks`` as for :func:`leading_tokens`."""
-        logits, tokens = self.top_k_of_shard(self._shard_logits(hidden), k, top_ks)
+        and their tokens, int64 [n, k]; equal on all ranks. ``noise`` as for :func:`leading_tokens`."""
+        logits, tokens = self.top_k_of_shard(self._shard_logits(hidden), k, noise)
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap), tokens
 
-    def top_k_of_shard(self, logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def top_k_of_shard(self, logits: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
         """Return the same, without scale and cap, from this rank's logits [n, num_ids]."""
         group = get_parallel().tp_group
-        logits, tokens = leading_tokens(logits, min(k, self.num_ids), top_ks)
+        logits, tokens = leading_tokens(logits, min(k, self.num_ids), noise)
         if group.world_size > 1:
             # a stable sort orders equal logits alike on every rank; float32 holds token ids exactly up to 2**24
             sent = torch.stack((logits, (tokens + self.first_id).float()))

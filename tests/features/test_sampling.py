@@ -102,10 +102,14 @@ def test_the_drafter_reads_how_the_target_draws_once_per_change_of_the_batch() -
         given = torch.tensor(expected), params.temperatures.view(-1), params.top_ks, params.top_ps, params.min_ps
         for shared, value in zip(seeds.noise, given, strict=True):
             assert torch.equal(shared[:2], value.to(shared.dtype))
-    seeds.share(SimpleNamespace(req_pool_indices=batch.req_pool_indices, sampling_info=greedy))
+    batch.sampling_info = info(2, sampling_seed=torch.tensor([1, 2]))
+    seeds.share(batch)
     assert seeds.noise.seeds[:2].tolist() == [8, 9] and (seeds.noise.top_ks[:2] != 1).any()
     seeds.share(batch_of(greedy, [None, None], rows=[2, 3]))
     assert (seeds.noise.top_ks == 1).all() and memory == [each.data_ptr() for each in seeds.noise]
+    seeds.noise.top_ks[0] = 9
+    seeds.share(batch_of(greedy, [None], rows=[5]))
+    assert seeds.noise.top_ks[0] == 9, "a copy for one greedy batch after another"
 
 
 @pytest.fixture

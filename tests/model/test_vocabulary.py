@@ -19,6 +19,7 @@ from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
+from sglang_dflash.ops import Noise
 
 pytestmark = pytest.mark.sglang
 
@@ -169,8 +170,8 @@ def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(
 
 
 def test_ranks_agree_on_two_candidates_of_a_greedy_request(hidden: Tensor, two_ranks: Shards) -> None:
-    top_ks = torch.tensor([1, 9], dtype=torch.int32)  # of 20 rows each
-    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=4, top_ks=top_ks)
+    noise = Noise(*[torch.tensor([1, 9])] * 5)  # top-k of 20 rows each
+    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=4, noise=noise)
     best = logits_of(hidden).topk(4)
     assert torch.equal(tokens[:, :2], best.indices[:, :2]) and torch.equal(tokens[20:], best.indices[20:])
     torch.testing.assert_close(logits[20:], best.values[20:])

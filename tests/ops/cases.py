@@ -158,8 +158,29 @@ def test_leading_tokens(rows: int, vocab: int, dtype: torch.dtype) -> None:
         logits[row, at[0]] = -abs(special)  # equals 0.0, or any NaN; smaller than infinity
     _, tokens, *_ = compare("leading_tokens", logits, 1, seen=lambda *_: ())
     assert torch.equal(tokens[:, 0], logits.float().argmax(-1))  # SGLang's: the conversion keeps order and ties
-    for top_ks in (None, ints(1, 3, max(1, rows // 3), dtype=torch.int32)):
-        compare("leading_tokens", logits, min(vocab, 16), top_ks, seen=lambda *_: ())
+    for noise in (None, noise_of(max(1, rows // 3))):
+        compare("leading_tokens", logits, min(vocab, 16), noise, seen=lambda *_: ())
+
+
+def noise_of(requests: int) -> Noise:
+    """Of greedy and of sampled requests."""
+    temperatures, top_ps, min_ps = torch.rand(3, requests, device=DEVICE)
+    top_ps[::2] = 1.0
+    top_ks = ints(2, 9, requests, dtype=torch.int32)
+    top_ks[1::3] = 1
+    return Noise(ints(-(2**63), 2**63 - 1, requests), temperatures + 0.2, top_ks, top_ps, 0.3 * min_ps)
+
+
+@pytest.mark.parametrize(("bs", "n", "vocab"), [(0, 3, 20), (1, 1, 16), (9, 3, 600), (2, 15, 9_001)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_likeliest_tokens(bs: int, n: int, vocab: int, dtype: torch.dtype) -> None:
+    """As the target would draw them where they are unsure; with ties, which the first wins."""
+    logits = torch.randn(bs, n, vocab + 8, device=DEVICE).mul(2).to(dtype)[:, :, :vocab]
+    logits[:, :1] *= 9
+    positions, noise = ints(0, 9000, bs, 16)[:, 0], noise_of(bs)
+    drawn, _ = compare("likeliest_tokens", logits, 16, positions, noise, tolerance=1e-5, seen=lambda *_: ())
+    others = drawn != logits.float().argmax(-1)
+    assert not others[noise.top_ks == 1].any() and (bs < 2 or others.any())
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
@@ -256,13 +277,10 @@ def test_walk_candidates(bs: int, n: int, k: int, rank: int, dtype: torch.dtype)
     walk = candidates, unary, anchors, positions
     pairs = (gates, predecessors, successors) if rank else None
     best, *_ = compare("walk_candidates", *walk, pairs=pairs, tolerance=1e-4)
-    temperatures, top_ps, min_ps = torch.rand(3, bs, device=DEVICE)
-    top_ps[::2] = 1.0
-    top_ks = ints(2, 9, bs, dtype=torch.int32)
-    noise = Noise(ints(-(2**63), 2**63 - 1, bs), temperatures + 0.2, top_ks, top_ps, 0.3 * min_ps)
+    noise = noise_of(bs)
     drawn, *_ = compare("walk_candidates", *walk, noise, pairs, tolerance=1e-4)
     assert rank or not torch.equal(drawn, best)  # pairs make the best candidate sure
-    greedy, *_ = compare("walk_candidates", *walk, noise._replace(top_ks=top_ks // 99 + 1), pairs, tolerance=1e-4)
+    greedy, *_ = compare("walk_candidates", *walk, noise._replace(top_ks=noise.top_ks // 99 + 1), pairs, tolerance=1e-4)
     assert torch.equal(greedy, best)
 
 

@@ -20,7 +20,7 @@ from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.features.copies import MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
-from sglang_dflash.model.drafter import CANDIDATES
+from sglang_dflash.model.vocabulary import CANDIDATES
 from sglang_dflash.ops import Noise
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
@@ -122,13 +122,22 @@ def launch_ours(
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
     for asked in (None, filters):
         ops.seeded_tokens(logits, each[:, None], asked, seeds, seeds)
-    for k, asked in ((1, None), (CANDIDATES, top_ks)):
+    noise = _noise(bs)
+    for k, asked in ((1, None), (CANDIDATES, noise)):
         ops.leading_tokens(tensor(bs * width, vocab, dtype=torch.bfloat16), k, asked)
+    drafted_logits = tensor(bs, width - 1, vocab, dtype=torch.bfloat16)
+    ops.likeliest_tokens(drafted_logits, CANDIDATES, longs(bs, width)[:, 0], noise)
     if attention:
         _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
+
+
+def _noise(bs: int) -> Noise:
+    """The first entries of a server's memory."""
+    each = tensor(bs, dtype=torch.float32)
+    return Noise(tensor(bs), each, tensor(bs, dtype=torch.int32), each, each)
 
 
 def _attention(shapes: RankShapes, bs: int, width: int, table: Tensor, longs: Callable[..., Tensor]) -> None:
@@ -159,9 +168,7 @@ def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
         ops.convolve_block(half(bs * width, hidden), base[side], corrections[:, side], width=width)
     candidates, unary = tensor(bs, width - 1, top_k), tensor(bs, width - 1, top_k, dtype=torch.float32)
     pairs = half(bs, width - 1, rank), half(shapes.vocab, rank), half(shapes.vocab, rank)
-    each = tensor(bs, dtype=torch.float32, skipped=skipped)
-    noise = Noise(tensor(bs, skipped=skipped), each, tensor(bs, dtype=torch.int32, skipped=skipped), each, each)
-    walk = candidates, unary, *(tensor(bs, width, skipped=skipped)[:, 0] for _ in range(2)), noise
+    walk = candidates, unary, *(tensor(bs, width, skipped=skipped)[:, 0] for _ in range(2)), _noise(bs)
     ops.walk_candidates(*walk)
     ops.walk_candidates(*walk, pairs)
 

@@ -52,6 +52,8 @@ LAUNCHES = {
 OF_TARGETS_ATTENTION = 9  # SGLang's Triton backend prepares a verify; the drafter's attention needs nothing
 # More of a step that injects before it drafts: tokens that the graph does not take. Arrivals decide which steps do.
 BEFORE = 7
+# More of a sampled step whose requests have changed: the drafter's graph reads how the target draws.
+NOISE = 6
 
 
 @pytest.mark.slow
@@ -64,6 +66,7 @@ def test_a_step_launches_no_more_than_before(engine: str) -> None:
         print(step["kind"], step["replays"], *step["launches"], "in forwards:", *step["in_forwards"], sep="\n  ")
         replays, outside = expected[step["kind"].removesuffix(CATCHES_UP)]
         outside += BEFORE * step["kind"].endswith(CATCHES_UP)
+        outside += NOISE * any(launch.endswith(" share") for launch in step["launches"])
         assert step["replays"] <= replays and len(step["launches"]) <= outside, step
         if engine.startswith("dense"):
             metadata = [launch for launch in step["in_forwards"] if "cuda_graph_buffer_registry" not in launch]

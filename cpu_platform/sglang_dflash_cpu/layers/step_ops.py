@@ -82,10 +82,10 @@ def offer_copies(
     tokens.numpy()[matched[taken], 1:] = copies[taken]
 
 
-def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def leading_tokens(logits: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
     """As :func:`sglang_dflash.ops.reference.model.leading_tokens`; a greedy batch needs no sort."""
-    if k > 1 and (top_ks is None or (top_ks.numpy() != 1).any()):
-        return model.leading_tokens(logits, k, top_ks)
+    if k > 1 and (noise is None or bool((noise.top_ks.numpy() != 1).any())):
+        return model.leading_tokens(logits, k, noise)
     rows, each = logits.float().numpy(), np.arange(len(logits))
     values, tokens = np.full((len(rows), k), -np.inf, dtype=np.float32), np.zeros((len(rows), k), dtype=np.int64)
     tokens[:, 0] = rows.argmax(-1)
@@ -96,6 +96,13 @@ def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tupl
         tokens[:, 1] = others.argmax(-1)
         values[:, 1] = others[each, tokens[:, 1]]
     return torch.from_numpy(values), torch.from_numpy(tokens)
+
+
+def likeliest_tokens(logits: Tensor, k: int, positions: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """As :func:`sglang_dflash.ops.reference.model.likeliest_tokens`."""
+    shape = (*logits.shape[:2], k)
+    values, tokens = leading_tokens(logits.flatten(0, 1), k, noise)
+    return walk_candidates(tokens.view(shape), values.view(shape), positions, positions, noise)
 
 
 def walk_candidates(

@@ -32,6 +32,8 @@ def main(pair: str = "tiny-forks", n: int = 8, threshold: list[float] = [BEST, U
     print(f"{len(asked)} prompts", f"| drafter | T, top_p | {' | '.join(map(str, threshold))} |", sep="\n")
     for drafter in drafter_kinds(pair):
         decoder = ReferenceDecoder.load(target_path(pair), drafter_path(pair, drafter))
+        greedy = [decoder.decode(prompt, NEW_TOKENS).accept_lengths for prompt in asked]
+        print(f"| `{drafter}` | greedy | {sum(map(sum, greedy)) / sum(map(len, greedy)):.2f} |", flush=True)
         for temperature, top_p in SETTINGS:
             counts = np.zeros((len(threshold), len(asked), 2))  # tokens, steps
             for i, prompt in enumerate(asked):

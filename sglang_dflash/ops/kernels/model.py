@@ -111,72 +111,69 @@ def convolve_block(hidden, base, corrections, *, width):
 
 
 @triton.jit
-def choose(scores, ids, seed, place, temperature, top_k, top_p, min_p, CHOICES: tl.constexpr):
-    """Return the candidate that the target would draw from ``scores``."""
-    choice, scaled = tl.arange(0, CHOICES), tl.div_rn(scores, temperature)
-    weight = tl.exp(scaled - tl.max(scaled, axis=0))
-    larger = weight[None, :] > weight[:, None]
-    ahead = larger | ((weight[None, :] == weight[:, None]) & (choice[None, :] < choice[:, None]))
-    rank = tl.sum(ahead.to(tl.int32), axis=1)
-    above = tl.sum(tl.where(ahead, weight[None, :], 0.0), axis=1)
-    limit = tl.where(top_p >= 1, float("inf"), top_p * tl.sum(weight, axis=0))
-    runs = (rank < top_k) & (above <= limit) & (weight >= min_p) & (weight > 0)
-    uniform = uniform_of(hash_state(seed, place), ids)
-    return tl.argmin(tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf")), axis=0)
+def choose(scores, ids, row, request, place, noise, tokens, leads, UNSURE: tl.constexpr, CHOICES: tl.constexpr):
+    """Store a row's draft, which is returned, and the lead of the best."""
+    choice = tl.arange(0, CHOICES)
+    best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
+    second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
+    tl.store(leads + row, most - second)
+    if noise is not None:
+        seeds, temperatures, top_ks, top_ps, min_ps = noise
+        top_k, top_p = tl.load(top_ks + request), tl.load(top_ps + request)
+        if (top_k != 1) & (1 / tl.sum(tl.exp(scores - most), axis=0) < UNSURE):
+            scaled = tl.div_rn(scores, tl.load(temperatures + request))
+            weight = tl.exp(scaled - tl.max(scaled, axis=0))
+            larger = weight[None, :] > weight[:, None]
+            ahead = larger | ((weight[None, :] == weight[:, None]) & (choice[None, :] < choice[:, None]))
+            rank = tl.sum(ahead.to(tl.int32), axis=1)
+            above = tl.sum(tl.where(ahead, weight[None, :], 0.0), axis=1)
+            limit = tl.where(top_p >= 1, float("inf"), top_p * tl.sum(weight, axis=0))
+            runs = (rank < top_k) & (above <= limit) & (weight >= tl.load(min_ps + request)) & (weight > 0)
+            uniform = uniform_of(hash_state(tl.load(seeds + request), place), ids)
+            best = tl.argmin(tl.where(runs, -tl.log(uniform) / weight.to(tl.float64), float("inf")), axis=0)
+    token = tl.sum(tl.where(choice == best, ids, 0), axis=0)
+    tl.store(tokens + row, token)
+    return token
 
 
-_OF_REQUESTS = ["anchors", "places", "seeds", "temperatures", "top_ks", "top_ps", "min_ps"]
-
-
-@triton.jit(do_not_specialize=[*_OF_REQUESTS, "anchor_stride", "place_stride", "positions"])
+# Triton specialises the tensors of a tuple: those of the noise are the first entries of whole memory, so aligned
+@triton.jit(do_not_specialize=["anchors", "places", "anchor_stride", "place_stride", "positions"])
 def walk_candidates_kernel(
-    candidates, unary, anchors, places, seeds, temperatures, top_ks, top_ps, min_ps, gates, predecessors, successors,
-    tokens, leads, anchor_stride, place_stride, positions, UNSURE: tl.constexpr, TOP_K: tl.constexpr,
-    RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
+    candidates, unary, anchors, places, noise, pairs, tokens, leads, anchor_stride, place_stride, positions,
+    UNSURE: tl.constexpr, TOP_K: tl.constexpr, RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     choice, lane = tl.arange(0, CHOICES), tl.arange(0, LANES)
     is_choice, in_rank = choice < TOP_K, lane < RANK
-    last = tl.load(anchors + request * anchor_stride)
+    last, place = tl.load(anchors + request * anchor_stride), tl.load(places + request * place_stride)
     for position in range(tl.program_id(1), positions, tl.num_programs(1)):
         row = request * positions + position
         ids = tl.load(candidates + row * TOP_K + choice, mask=is_choice, other=0)
         scores = tl.load(unary + row * TOP_K + choice, mask=is_choice, other=float("-inf"))
-        if gates is not None:
+        if pairs is not None:
+            gates, predecessors, successors = pairs
             mask = is_choice[:, None] & in_rank[None, :]
             after = tl.load(successors + ids[:, None] * RANK + lane[None, :], mask=mask, other=0.0).to(tl.float32)
             gate = tl.load(gates + row * RANK + lane, mask=in_rank, other=0.0).to(tl.float32)
             key = tl.load(predecessors + last * RANK + lane, mask=in_rank, other=0.0).to(tl.float32) * gate
             scores += tl.sum(after * key[None, :], axis=1)
-        best, most = tl.argmax(scores, axis=0), tl.max(scores, axis=0)
-        second = tl.max(tl.where(choice == best, float("-inf"), scores), axis=0)
-        tl.store(leads + row, most - second)
-        if seeds is not None:
-            top_k = tl.load(top_ks + request)
-            if (top_k != 1) & (1 / tl.sum(tl.exp(scores - most), axis=0) < UNSURE):
-                filters = top_k, tl.load(top_ps + request), tl.load(min_ps + request)
-                place = tl.load(places + request * place_stride) + position
-                temperature, seed = tl.load(temperatures + request), tl.load(seeds + request)
-                best = choose(scores, ids, seed, place, temperature, *filters, CHOICES)
         # only the chosen token's successors are scored: K * R elements per position
-        last = tl.sum(tl.where(choice == best, ids, 0), axis=0)
-        tl.store(tokens + row, last)
+        last = choose(scores, ids, row, request, place + position, noise, tokens, leads, UNSURE, CHOICES)
 
 
 def walk_candidates(candidates, unary, anchors, positions, noise=None, pairs=None):
     assert_dense(candidates, unary, *(noise or ()), *(pairs or ()))
     bs, n, top_k = candidates.shape
     assert noise is None or min(map(len, noise)) >= bs, "a request without noise"
-    gates, predecessors, successors = pairs or (None, None, None)
-    rank = 0 if successors is None else successors.shape[1]
+    rank = 0 if pairs is None else pairs[1].shape[1]
     tokens, leads = candidates.new_empty(bs, n), unary.new_empty(bs, n)
     choices, lanes = triton.next_power_of_2(top_k), triton.next_power_of_2(max(1, rank))
     if bs:
         # without pairs no position waits for the one before
         walk_candidates_kernel[(bs, 1 if pairs else n)](
-            candidates, unary, anchors, positions, *(noise or (None,) * 5), gates, predecessors, successors,
-            tokens, leads, anchors.stride(0), positions.stride(0), n, UNSURE=UNSURE,
-            TOP_K=top_k, RANK=rank, CHOICES=choices, LANES=lanes, num_warps=min(max(choices * lanes // 1024, 1), 16),
+            candidates, unary, anchors, positions, noise and tuple(noise), pairs, tokens, leads, anchors.stride(0),
+            positions.stride(0), n, UNSURE=UNSURE, TOP_K=top_k, RANK=rank, CHOICES=choices, LANES=lanes,
+            num_warps=min(max(choices * lanes // 1024, 1), 16),
         )  # fmt: skip
     return tokens, leads
 
@@ -200,17 +197,17 @@ def tile_largest_kernel(logits, largest, vocab, row_stride, tiles, LANES: tl.con
     tl.store(largest + row * tiles + tile, tl.max(order_of(most), axis=1), mask=tile < tiles)
 
 
-@triton.jit(do_not_specialize=["top_ks", "each"])
+@triton.jit(do_not_specialize=["places", "place_stride", "each"])
 def leading_tokens_kernel(
-    logits, largest, top_ks, values, tokens, each, vocab, row_stride, tiles, TOP_K: tl.constexpr, GREEDY: tl.constexpr,
-    CHOICES: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
+    logits, largest, places, noise, values, tokens, place_stride, each, vocab, row_stride, tiles, UNSURE: tl.constexpr,
+    TOP_K: tl.constexpr, GREEDY: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     row, tile, choice = tl.program_id(0).to(tl.int64), tl.arange(0, TILES), tl.arange(0, CHOICES)
     peak = tl.load(largest + row * tiles + tile, mask=tile < tiles, other=_LEAST)
     value_of, token_of = tl.full((CHOICES,), float("-inf"), tl.float32), tl.zeros((CHOICES,), tl.int64)
-    wanted = TOP_K
-    if top_ks is not None:
-        wanted = tl.where(tl.load(top_ks + row // each) == 1, GREEDY, TOP_K)
+    wanted, request = TOP_K, row // each
+    if noise is not None:
+        wanted = tl.where(tl.load(noise[2] + request) == 1, GREEDY, TOP_K)
     before, first = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), -1, tl.int32)
     for i in range(wanted):
         most = tl.max(peak, axis=0)
@@ -225,25 +222,35 @@ def leading_tokens_kernel(
         bits = tl.where(most < 0, most ^ 0x7FFFFFFF, most)
         value_of = tl.where(choice == i, bits.to(tl.float32, bitcast=True), value_of)
         token_of = tl.where(choice == i, first.to(tl.int64), token_of)
-    tl.store(values + row * TOP_K + choice, value_of, mask=choice < TOP_K)
-    tl.store(tokens + row * TOP_K + choice, token_of, mask=choice < TOP_K)
+    if places is None:
+        tl.store(values + row * TOP_K + choice, value_of, mask=choice < TOP_K)
+        tl.store(tokens + row * TOP_K + choice, token_of, mask=choice < TOP_K)
+    else:
+        place = tl.load(places + request * place_stride) + row % each
+        choose(value_of, token_of, row, request, place, noise, tokens, values, UNSURE, CHOICES)
 
 
-def leading_tokens(logits, k, top_ks=None):
+def leading_tokens(logits, k, noise=None, positions=None):
     assert logits.stride(1) == 1, f"rows must be dense: {logits.stride()[1:]}"
-    assert_dense(top_ks)
+    assert_dense(*(noise or ()))
     (rows, vocab), stride = logits.shape, logits.stride(0)
     assert k <= vocab, f"{k} of {vocab} tokens"
-    tiles = triton.cdiv(vocab, _TILE)
+    tiles, shape = triton.cdiv(vocab, _TILE), (rows, k) if positions is None else (rows,)
     largest = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
-    values = torch.empty(rows, k, device=logits.device)
-    tokens = torch.empty(rows, k, dtype=torch.int64, device=logits.device)
+    values, tokens = (torch.empty(shape, dtype=t, device=logits.device) for t in (torch.float32, torch.int64))
     if rows:
         grid = rows, triton.cdiv(tiles, _TILES)
         tile_largest_kernel[grid](logits, largest, vocab, stride, tiles, LANES=_TILE, TILES=_TILES, num_warps=4)
         leading_tokens_kernel[(rows,)](
-            logits, largest, top_ks, values, tokens, 1 if top_ks is None else rows // len(top_ks), vocab, stride, tiles,
-            TOP_K=k, GREEDY=min(k, GREEDY_VALUES), CHOICES=triton.next_power_of_2(k), LANES=_TILE,
-            TILES=triton.next_power_of_2(tiles), num_warps=4,
+            logits, largest, positions, noise and tuple(noise), values, tokens,
+            0 if positions is None else positions.stride(0), 1 if noise is None else rows // len(noise.top_ks),
+            vocab, stride, tiles, UNSURE=UNSURE, TOP_K=k, GREEDY=min(k, GREEDY_VALUES),
+            CHOICES=triton.next_power_of_2(k), LANES=_TILE, TILES=triton.next_power_of_2(tiles), num_warps=4,
         )  # fmt: skip
     return values, tokens
+
+
+def likeliest_tokens(logits, k, positions, noise):
+    assert {*map(len, noise)} == {len(positions)}, "a request without noise"
+    leads, tokens = leading_tokens(logits.flatten(0, 1), k, noise, positions)
+    return tokens.view(logits.shape[:2]), leads.view(logits.shape[:2])

@@ -121,21 +121,27 @@ def convolve_block(hidden: Tensor, base: Tensor, corrections: Tensor, *, width: 
     return out.view(hidden.shape).to(hidden.dtype)
 
 
-def leading_tokens(logits: Tensor, k: int, top_ks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def leading_tokens(logits: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
     """Return the ``k`` largest values of each row, descending (NaN above all), and their indices, the first of equals
     first: [rows, V] to float32 and int64 [rows, k].
 
     Args:
-        top_ks: int32 [requests], of which each has equally many rows in a row. Where it is 1 only the first
+        noise: of requests, of which each has equally many rows in a row. Of a greedy one only the first
             ``GREEDY_VALUES`` are looked for: the others are minus infinity and 0.
     """
-    values, tokens = logits.float().sort(dim=-1, descending=True, stable=True)
-    values, tokens = values[:, :k], tokens[:, :k]
-    if top_ks is None:
+    values, tokens = (each[:, :k] for each in logits.float().sort(dim=-1, descending=True, stable=True))
+    if noise is None:
         return values, tokens
-    greedy = (top_ks == 1).repeat_interleave(len(logits) // max(1, len(top_ks)))[:, None]
+    greedy = (noise.top_ks == 1).repeat_interleave(len(logits) // max(1, len(noise.top_ks)))[:, None]
     skipped = greedy & (torch.arange(k, device=logits.device) >= GREEDY_VALUES)
     return values.masked_fill(skipped, -torch.inf), tokens.masked_fill(skipped, 0)
+
+
+def likeliest_tokens(logits: Tensor, k: int, positions: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """Return the tokens and leads of :func:`walk_candidates` among the ``k`` largest logits, [bs, n, V]."""
+    shape = (*logits.shape[:2], k)
+    values, tokens = leading_tokens(logits.flatten(0, 1), k, noise)
+    return walk_candidates(tokens.view(shape), values.view(shape), positions, positions, noise)
 
 
 def walk_candidates(
