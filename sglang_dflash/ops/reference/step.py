@@ -112,8 +112,8 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
 
     This is exact for sampled requests too. Let N_j be the noise of position j, independent of the other positions', and
     f(c, N_j) the target's draw after context c, with its adjusted distribution p(. | c). Position j is used only if the
-    drafts before it are the tokens emitted, so each emitted token is f(tokens before, N_j), on whatever the drafts
-    depend. By induction the tokens before are functions of earlier noise alone, so N_j is independent of them, and the
+    drafts before it are the tokens emitted, so each emitted token is f(tokens before, N_j), however the drafts are
+    made. By induction the tokens before are functions of earlier noise alone, so N_j is independent of them, and the
     token has distribution p given them: plain decoding's. Draws and drafts after the first difference influence
     nothing. The text is the same for every block width, drafter and batch, and in plain decoding.
 
