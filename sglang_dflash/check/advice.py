@@ -70,7 +70,7 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
         yield "max_total_tokens", [wanted * min(TOKENS_PER_REQUEST, sizing.context)]
     if hybrid and not settings.disable_overlap_schedule and sizing.slots_per_request == SLOTS["extra_buffer"]:
         yield "mamba_radix_cache_strategy", ["extra_buffer_lazy"]
-    if sizing.ring is None:
+    if sizing.window is None:
         yield "speculative_draft_window_size", [WINDOW]
     if hybrid and settings.mamba_ssm_dtype is None:
         yield "mamba_ssm_dtype", ["bfloat16"]

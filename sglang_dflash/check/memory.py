@@ -22,7 +22,7 @@ from sglang_dflash.plan.choice import PROVEN, unproven_kind
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE
 from sglang_dflash.plan.pair import Pair, count
-from sglang_dflash.plan.serving import DraftWindow, context_window
+from sglang_dflash.plan.serving import draft_window
 from sglang_dflash.plan.settings import Settings, in_transfer, slots_per_request
 from sglang_dflash.plan.states import CONV_DTYPE, ring_length, state_dtype, states_kept_by
 
@@ -79,7 +79,6 @@ def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
     kv_bytes, draft_kv_bytes = map(dtype_bytes, pair.kv_dtypes(settings, device))
     kept, replayed = _request_states(settings, device, pair, block, activations=dtype)
     running, slots = settings.running, slots_per_request(settings)
-    window = context_window(settings.speculative_draft_window_size, drafter)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or pair.context or drafter.max_position_embeddings
     return Sizing(
@@ -97,7 +96,7 @@ def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
         max_tokens=settings.max_total_tokens,
         max_states=states or (running if slots == 1 else None),
         page=page,
-        ring=None if window is None else DraftWindow(window, block, page).ring_slots(context),
+        window=draft_window(settings, pair),
         in_transfer=in_transfer(settings),
     )
 

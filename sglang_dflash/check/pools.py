@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.plan.division import STATE_SHARE, history_columns, rings, state_slots
+from sglang_dflash.plan.division import STATE_SHARE, history_columns, state_slots
+from sglang_dflash.plan.serving import DraftWindow
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sizing:
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
     page: int = 1  # tokens
-    ring: int | None = None  # the drafter's K/V slots per request, if not the target's
+    window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
 
@@ -52,11 +53,14 @@ class Sizing:
 
     @property
     def per_token(self) -> int:
-        return self.target_kv + (self.draft_kv if self.ring is None else 0)
+        return self.target_kv + (self.draft_kv if self.window is None else 0)
 
     @property
-    def ring_bytes(self) -> int:
-        return 0 if self.ring is None else rings(self.max_running, self.in_transfer) * self.ring * self.draft_kv
+    def window_bytes(self) -> int:
+        return self.window_slots(self.max_running) * self.draft_kv
+
+    def window_slots(self, running: int) -> int:
+        return 0 if self.window is None else self.window.slots(self.context, running, self.in_transfer)
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,8 @@ class Pools:
         """Number, bytes and name of the units of each pool, padding included."""
         sizing, rows, kv = self.sizing, self.held + 1, self.tokens + self.sizing.page if self.tokens else 0
         draft_kv = kv
-        if kv and sizing.ring is not None:
-            padding = sizing.page if sizing.in_transfer is None else 0
-            draft_kv = rings(self.running, sizing.in_transfer) * sizing.ring + padding
+        if kv and sizing.window is not None:
+            draft_kv = sizing.window_slots(self.running) + (sizing.page if sizing.in_transfer is None else 0)
         return {
             "target_weights": (1, sizing.target_weights, "rank"),
             "drafter_weights": (1, sizing.drafter_weights, "rank"),
@@ -136,7 +139,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     slots, running = 0, sizing.max_running
     if state.slot:
         slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
-    tokens = max(0, int((rest - sizing.ring_bytes) // max(1, sizing.per_token)))
+    tokens = max(0, int((rest - sizing.window_bytes) // max(1, sizing.per_token)))
     if sizing.max_tokens is not None:
         tokens = min(tokens, sizing.max_tokens)
     tokens = tokens // sizing.page * sizing.page
@@ -174,6 +177,6 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
             requests=sizing.max_running,
             token=sizing.per_token,
             context=sizing.context,
-            rings=sizing.ring_bytes,
+            rings=sizing.window_bytes,
         )
     return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)

@@ -1,4 +1,4 @@
-"""Draft window: a ring of KV slots per request for the drafter, and the hooks that size, transfer and back it up.
+"""Draft window: a ring of KV slots per request for the drafter, and the hook that sizes it.
 
 Position ``p`` goes to slot ``p mod size`` of the request's ring. A slot table, rewritten each step, begins with the
 oldest visible token. Lengths count from there; RoPE is already applied, at absolute positions.
@@ -11,15 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_schedule
-from sglang.srt.utils.common import async_h2d
+from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
+from sglang_dflash.features.tails import Slots, Tail, Tails
 from sglang_dflash.ops import view_rings
-from sglang_dflash.plan.division import rings
 from sglang_dflash.plan.serving import DraftWindow, ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
@@ -42,9 +43,12 @@ class RowAllocator:
 class DraftRings(Feature):
     """Slots and slot table of the drafter's pool; the rows of ``request_pool`` are the requests.
 
-    A ring holds the tokens injected since the request got its row. With ``by_row``, row ``r``'s ring begins at slot ``r
-    * size``, as SGLang's transfer expects.
+    A ring holds the tokens injected since the request got its row, and those of the tail of its prefix hit. With
+    ``by_row``, row ``r``'s ring begins at slot ``r * size``, as SGLang's transfer expects. ``pool`` is the drafter's,
+    set once it exists.
     """
+
+    pool: Any
 
     def __init__(self, request_pool: Any, window: DraftWindow, context: int, *, by_row: bool = False) -> None:
         rows, columns = request_pool.req_to_token.shape
@@ -52,7 +56,9 @@ class DraftRings(Feature):
         self.size = window.ring_slots(context)
         # SGLang's padding row 0 has no ring; its table points to the padding slot
         self._first = self.size if by_row else window.page
-        self.slots = self._first - window.page + (rows - 1) * self.size
+        end, tails = self._first + (rows - 1) * self.size, (rows - 1) * window.tail_slots(context)
+        self.tails = Tails(end, tails, window)
+        self.slots = end - window.page + tails
         self.request_pool = ReqToTokenPool(
             rows - 1, max(columns, self.size), device=request_pool.device, enable_memory_saver=False
         )
@@ -62,44 +68,80 @@ class DraftRings(Feature):
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._owners: list[tuple[int, str] | None] = [None] * rows
+        self._written = np.zeros(rows, dtype=np.int64)  # no position from here on was ever written
+        self._nodes: dict[int, tuple[Any, int]] = {}  # node and end of a row's last tail
+        self._planned: dict[int, Tail] = {}  # that a prefill writes, by row
+        self._copies: list[tuple[Slots, Slots]] = []  # to, from
         self.restored: set[int] = set()  # restored from the host for a retracted request
 
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Select the tokens of a target extend that the next block can still see.
+        """Start rings, and select the tokens of a target extend for them and for tails.
 
         Returns int64 [T]: indices into the batch's tokens, absolute positions, slots.
         """
-        rows = batch.req_pool_indices_cpu.tolist()
-        counts, ends, end_of_last = [], [], 0
-        for row, req, prefix, extend in zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
-            length = prefix + extend
-            counts.append(min(extend, length - self._page_start(length - self.window.tokens)))
-            end_of_last += extend
-            ends.append(end_of_last)
-            if not self._claim(row, req.rid):
-                self._oldest_cpu[row] = self._page_start(prefix)
-        total, oldest = sum(counts), self._oldest_cpu[rows].tolist()
-        lists = [counts, ends, oldest, rows]
-        count, end, start, row_ids = async_h2d(lists, dtype=torch.int64, device=self._table.device)
-        self._oldest[row_ids] = start
-
-        def per_token(per_request: Tensor) -> Tensor:
-            return per_request.repeat_interleave(count, output_size=total)
-
-        tokens = torch.arange(total, device=count.device) + per_token(end - count.cumsum(0))
-        positions = tokens + per_token(batch.seq_lens - end)
-        return tokens, positions, self._slots(per_token(row_ids), positions)
+        rows, writes, first = batch.req_pool_indices_cpu.tolist(), [], 0
+        extends = list(zip(rows, batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True))
+        for row, req, prefix, _ in extends:
+            self._start(row, req, prefix)
+        self.copy()
+        for row, req, prefix, extend in extends:
+            length, shift = prefix + extend, first - prefix
+            last = np.arange(length - min(extend, self.size), length)
+            writes.append(np.stack([last + shift, last, self._ring(row, last)]))
+            if tail := self._plan(row, prefix, length, req.kv.mamba_last_track_seqlen):
+                last, slots = tail.unwritten()
+                writes.append(np.stack([last + shift, last, slots]))
+            self._written[row], first = length, first + extend
+        self._show_oldest(batch, rows)
+        tokens, positions, to = self._on_device(*np.concatenate(writes, axis=1))
+        return tokens, positions, to
 
     def transferred(self, batch: ScheduleBatch) -> None:
         """Claim transferred or restored rings: they hold a window. Others start empty."""
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            self._claim(row, req.rid)
+            self._owners[row] = int(self._generation[row]), req.rid
             kept = row in self.restored or not req.retracted_stain
-            self._oldest_cpu[row] = self._page_start(max(0, length - self.window.tokens) if kept else length)
+            self._oldest_cpu[row] = self.window.start(length) if kept else self._page_start(length)
             self.restored.discard(row)
-        oldest = self._oldest_cpu[rows].tolist()
-        self._oldest[batch.req_pool_indices] = async_h2d(oldest, dtype=torch.int64, device=self._table.device)
+        self._show_oldest(batch, rows)
+
+    def keep_tail(self, req: Any) -> None:
+        """Keep the tail of a prefix that SGLang's tree has taken from a running or finished request."""
+        node, end, row = req.last_node, req.kv.cache_protected_len, int(req.kv.req_pool_idx)
+        if self.tails.find(node, end) is None:
+            tail = self._planned.get(row)
+            if tail is None or tail.end != end:
+                tail = self._take(row, end, self._held(row))
+                if tail is None:
+                    return
+                positions, slots = tail.unwritten()
+                self._copies.append((slots, self._ring(row, positions)))
+            else:
+                del self._planned[row]
+            self.tails.keep(node, tail)
+        self._nodes[row] = node, end
+
+    def copy(self) -> bool:
+        """Copy between rings and tails what the host has decided. The ring's tokens must be written."""
+        copies, self._copies = self._copies, []
+        for to_and_from in copies:
+            self.pool.move_kv_cache(*self._on_device(*to_and_from))
+        return bool(copies)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._copies)
+
+    def info(self) -> dict[str, Any]:
+        return {"tails": self.tails.info()}
+
+    def forget(self, role: str, version: str | None) -> None:
+        """Forget the K/V of other weights. Cached prefixes lose their tails, also without a flush."""
+        for tail in self._planned.values():
+            self.tails.release(tail)
+        self._planned.clear()
+        self.tails.clear()
 
     def slots_of(self, row: int) -> Tensor:
         return self._first + (row - 1) * self.size + self._columns
@@ -107,6 +149,7 @@ class DraftRings(Feature):
     def view(self, kv: BlockKV, positions: Tensor, batch: ScheduleBatch, translator: Any) -> BlockKV:
         """Return the target's block in the drafter's pool; lengths count from its oldest visible token."""
         rows, width = batch.req_pool_indices, kv.width
+        self._written[batch.req_pool_indices_cpu.numpy()] = kv.host_lens.numpy()
         sizes = {"first": self._first, "size": self.size, "window": self.window.tokens, "page": self.window.page}
         lengths, slots = view_rings(self._table, self._oldest, rows, kv.seq_lens, positions, **sizes)
         if kv.exact:
@@ -119,21 +162,55 @@ class DraftRings(Feature):
         view = replace(kv, seq_lens=lengths, slots=slots, host_lens=host_lens, host_tokens=tokens)
         return view.planned(translator, rows)
 
-    def _claim(self, row: int, rid: str) -> bool:
-        """Claim the ring for a request; return whether it already owned it.
+    def _start(self, row: int, req: Any, prefix: int) -> None:
+        """Start a ring with the tail of the prefix hit. A later chunk, or turn of a session, continues its own.
 
         A resumed request has a new generation; the next turn of a streaming session a new ``rid``.
         """
-        owner = int(self._generation[row]), rid
-        owned = self._owners[row] == owner
-        self._owners[row] = owner
-        return owned
+        owner, before = (int(self._generation[row]), req.rid), self._owners[row]
+        self._owners[row], start = owner, self.window.start(prefix)
+        if before == owner or (before is not None and before[0] == owner[0] and self._held(row) <= start):
+            return
+        self._nodes.pop(row, None)
+        self._oldest_cpu[row], tail = self._page_start(prefix), self.tails.find(req.best_match_node, prefix)
+        if tail is not None:
+            self._oldest_cpu[row], self._nodes[row] = start, (req.best_match_node, prefix)
+            self._copies.append((self._ring(row, np.arange(start, prefix)), tail.slots))
+
+    def _plan(self, row: int, prefix: int, length: int, state: int | None) -> Tail | None:
+        """Take the tail at a recurrent state that this prefill keeps, if the ring will not reach back as far."""
+        if old := self._planned.pop(row, None):
+            self.tails.release(old)
+        if state is None or state <= prefix or self.window.start(state) >= length - self.size:
+            return None
+        if tail := self._take(row, state, prefix):
+            self._planned[row] = tail
+        return tail
+
+    def _take(self, row: int, end: int, oldest: int) -> Tail | None:
+        """Take a tail whose new tokens begin at ``oldest`` or later."""
+        node, older = self._nodes.get(row, (None, 0))
+        tail = self.tails.take(end, self.tails.find(node, older))
+        if tail is not None and end - tail.new < oldest:
+            self.tails.release(tail)
+            return None
+        return tail
+
+    def _held(self, row: int) -> int:
+        """Return the oldest position that a ring still holds."""
+        return max(int(self._oldest_cpu[row]), int(self._written[row]) - self.size)
 
     def _page_start(self, position: Any) -> Any:
         return position - position % self.window.page
 
-    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        return self._first + (rows - 1) * self.size + positions % self.size
+    def _ring(self, row: int, positions: Slots) -> Slots:
+        return self._first + (row - 1) * self.size + positions % self.size
+
+    def _show_oldest(self, batch: ScheduleBatch, rows: list[int]) -> None:
+        self._oldest[batch.req_pool_indices] = self._on_device(self._oldest_cpu[rows].numpy())[0]
+
+    def _on_device(self, *numbers: Slots) -> Tensor:
+        return async_h2d_stack([torch.from_numpy(each) for each in numbers], device=self._table.device)
 
 
 def allocate_rings(
@@ -147,6 +224,7 @@ def allocate_rings(
         req_to_token_pool=rings.request_pool,
         token_to_kv_pool_allocator=RowAllocator(),
     )
+    rings.pool = drafter.model_runner.token_to_kv_pool
     return rings
 
 
@@ -172,20 +250,9 @@ def charge_rings(
 def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
     if plan.window is None:
         return 0
-    slots = plan.window.ring_slots(configurator.model_config.context_len)
     running = max(1, int(get_schedule().max_running_requests) // configurator.attn_dp_size)
-    held = rings(running, in_transfer(get_disagg()))
-    return held * slots * int(configurator.dflash_draft_cell_size_per_token or 0)
+    slots = plan.window.slots(configurator.model_config.context_len, running, in_transfer(get_disagg()))
+    return slots * int(configurator.dflash_draft_cell_size_per_token or 0)
 
 
-def cap_prefix(longest: int, req: Any, input_len: int) -> int:
-    """Hook after ``Req._compute_max_prefix_len``: end a prefix hit, which lacks the drafter's K/V, one window early."""
-    window = current.worker.plan.window
-    assert window is not None
-    return max(0, min(longest, input_len - window.tokens))
-
-
-HOOKS = Hooks(
-    around={"mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget": charge_rings},
-    after={"managers.schedule_batch.Req._compute_max_prefix_len": cap_prefix},
-)
+HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget": charge_rings})

@@ -70,7 +70,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
     from sglang.srt.runtime_context import get_exec
 
-    from sglang_dflash.features import hidden, pools, ranks, reports, requests, transfer, window
+    from sglang_dflash.features import hidden, pools, ranks, reports, requests, tails, transfer, window
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.features.updates import writes
     from sglang_dflash.model import backend
@@ -92,6 +92,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         replay.HOOKS: plan.hybrid,
         pools.HOOKS: plan.replay,
         window.HOOKS: plan.window is not None,
+        tails.HOOKS: plan.window is not None and plan.window.cached,
         transfer.RING_HOOKS: plan.window is not None and plan.role != "null",
         transfer.HOOKS: plan.role == "decode",
         ranks.HOOKS: plan.groups > 1 and plan.widths is not None,

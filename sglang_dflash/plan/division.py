@@ -34,11 +34,6 @@ def state_slots(
     return max(0, own, int(min(requests, beside_a_context, with_answers)) * per_request)
 
 
-def rings(running: int, in_transfer: int | None) -> int:
-    """Return the rings of the drafter's K/V. A disaggregated server has one per row number, padding included."""
-    return running if in_transfer is None else 1 + running + in_transfer
-
-
 def history_columns(context: int, tokens: int, block: int) -> int:
     """Return the columns of a request's history.
 

@@ -14,27 +14,48 @@ from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
-from sglang_dflash.plan.states import record_length, state_dtype, states_kept_by
+from sglang_dflash.plan.states import record_length, snapshot_grid, state_dtype, states_kept_by
 from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
+TURN = 1024  # tokens that a conversation's tails span in addition to a window
 
 
 @dataclass(frozen=True)
 class DraftWindow:
-    """The span of context that the drafter reads."""
+    """The span of context that the drafter reads, and the slots that it needs."""
 
     tokens: int  # before the block
     block: int  # positions of the widest block
     page: int  # slots
+    lag: int = 0  # tokens from the end of a cached prefix to the last one of its request, at most
+    cached: bool = False  # whether there are prefixes
+
+    def start(self, end: int) -> int:
+        """Return the first token that a block after ``end`` tokens sees."""
+        start = max(0, end - self.tokens)
+        return start - start % self.page
+
+    def tail_slots(self, context: int) -> int:
+        """Return the slots per request for tails: of prefixes of one text, which share tokens, or of up to four."""
+        one = min(self.tokens, context + self.block) + self.page - 1
+        return one + min(3 * one, TURN) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
-        """Return the KV slots per request, in whole pages, for sequences of up to ``context`` tokens.
+        """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
 
-        The block that ends a request may commit more, and the next step may already be launched.
+        SGLang reserves two blocks more than are committed, and the next step may already be launched.
         """
-        tokens = min(self.tokens, context + self.block)
-        return -(-(tokens + self.page - 1 + self.block) // self.page) * self.page
+        slots = min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block
+        return -(-slots // self.page) * self.page
+
+    def slots(self, context: int, running: int, in_transfer: int | None) -> int:
+        """Return the slots of all rings and tails.
+
+        A disaggregated server has a ring per row number, padding included.
+        """
+        rings = running if in_transfer is None else 1 + running + in_transfer
+        return rings * self.ring_slots(context) + running * self.tail_slots(context)
 
 
 def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
@@ -46,6 +67,15 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
         return None
     sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
     return max(requested, sliding) if FULL in drafter.layer_types else sliding
+
+
+def draft_window(settings: Settings, pair: Pair) -> DraftWindow | None:
+    tokens = context_window(settings.speculative_draft_window_size, pair.drafter)
+    if tokens is None:
+        return None
+    lag = snapshot_grid(settings, pair) if pair.hybrid else settings.page
+    caches = not settings.disable_radix_cache and settings.disaggregation_mode != "decode"
+    return DraftWindow(tokens, pair.block_size(settings), settings.page, lag, caches)
 
 
 def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
@@ -124,7 +154,6 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         DFlashError: the arguments set widths, copies or a state replay that cannot be served.
     """
     drafter, widths = pair.drafter, pair.widths
-    window = context_window(settings.speculative_draft_window_size, drafter)
     block, backend = pair.block_size(settings), pair.draft_backend(settings, device)
     if widths is not None:
         widths.widths_for(block, drafter.block_size)  # raises for a width beyond the block
@@ -151,7 +180,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         drafter=drafter,
         block=block,
         widths=widths,
-        window=None if window is None else DraftWindow(window, block, settings.page),
+        window=draft_window(settings, pair),
         replay=replay,
         kept_by=kept_by,
         records=records,

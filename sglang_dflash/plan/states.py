@@ -90,14 +90,18 @@ def state_dtype(settings: Settings, pair: Pair, device: Device) -> str:
     return chosen or pair.text.get("mamba_ssm_dtype") or "float32"
 
 
+def snapshot_grid(settings: Settings, pair: Pair) -> int:
+    """Return the tokens between two snapshots of a decoding request, SGLang's ``mamba_track_grid``."""
+    return math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), settings.mamba_track_interval or 1)
+
+
 def check_snapshots(settings: Settings, pair: Pair) -> Iterator[Finding]:
     """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
     block, interval = pair.block_size(settings), settings.mamba_track_interval
     caches = pair.hybrid and not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not caches or interval is None:
         return
-    # SGLang's ``mamba_track_grid``
-    grid = math.lcm(max(pair.text.get("mamba_chunk_size", _CHUNK), settings.page), interval)
+    grid = snapshot_grid(settings, pair)
     blocks = 1 if settings.disable_overlap_schedule else 2
     if interval < block or grid < blocks * block:
         yield error(

@@ -128,7 +128,8 @@ class Inject:
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
-        if rows is not self._rows or (queue is not None and self._waiting + tokens > min(len(queue), most)):
+        is_full = queue is not None and self._waiting + tokens > min(len(queue), most)
+        if rows is not self._rows or is_full or self._copies_wait:
             self.catch_up()
             self._rows = rows
         # an eager forward of the drafter launches as much itself
@@ -148,7 +149,7 @@ class Inject:
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
         padded = next((size for size in captured if size >= bs), bs)
         takes = bs * step.width if staged is not None and padded * step.width <= len(staged) else 0
-        if self._waiting > takes:
+        if self._waiting > takes or self._copies_wait:
             return self.catch_up()
         self._waiting, self._plain = 0, False
         return False
@@ -164,7 +165,13 @@ class Inject:
             hidden, positions, slots = self.queue.tensors
             self.write(hidden, None, positions[:waiting], slots[:waiting])
             slots[:waiting].zero_()
+        if self._rings is not None:
+            self._rings.copy()
         return plain
+
+    @property
+    def _copies_wait(self) -> bool:
+        return self._rings is not None and self._rings.waits
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""

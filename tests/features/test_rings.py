@@ -32,14 +32,16 @@ def rings_of(tokens: int, page: int = 1, *, by_row: bool = False) -> DraftRings:
     return DraftRings(pool, DraftWindow(tokens, BLOCK, page), CONTEXT, by_row=by_row)
 
 
-# --- a ledger of writes: no read of another request, nor of an older token
+# --- a ledger of writes: no read of another text, nor of an older token
 
 
 class Row:
-    """As much of SGLang's record of a request's KV as ``ReqToTokenPool`` asks for."""
+    """As much of SGLang's record of a request's KV as ``ReqToTokenPool`` and the rings ask for."""
 
     req_pool_idx: int | None = None
     kv_allocated_len = 1
+    cache_protected_len = 0
+    mamba_last_track_seqlen: int | None = None
 
     @property
     def holds_kv(self) -> bool:
@@ -47,59 +49,95 @@ class Row:
 
 
 class Request:
-    """As much of SGLang's ``Req`` as a row needs; ``start`` counts the tokens of the prefix hit."""
+    """As much of SGLang's ``Req`` as a row needs; ``text`` has a name per token, and ``start`` is the oldest to see."""
+
+    best_match_node = last_node = 0
 
     def __init__(self, rid: str) -> None:
-        self.rid, self.kv = rid, Row()
-        self.start = self.length = 0
+        self.rid, self.kv, self.start = rid, Row(), 0
+        self.text: list[tuple[str, int]] = []
+
+    def write(self, tokens: int) -> None:
+        self.text += [(self.rid, len(self.text) + i) for i in range(tokens)]
 
 
 class Simulation:
-    """Random prefills, chunks, steps, ends and retractions on the real request pool, and the ledger of writes."""
+    """Random prefills, chunks, steps, ends and retractions on the real request pool, a tree, and the ledger of writes.
 
-    def __init__(self, tokens: int, page: int, seed: int) -> None:
-        self.random, self.window, self.page = random.Random(seed), tokens, page
+    The tree takes prefixes of what requests wrote, up to ``LAG`` tokens back. A prefill may keep an older state.
+    """
+
+    LAG = 32
+
+    def __init__(self, tokens: int, page: int, seed: int, *, cached: bool = True) -> None:
+        self.random, self.page = random.Random(seed), page
+        self.window = DraftWindow(tokens, BLOCK, page, lag=self.LAG, cached=cached)
         self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
-        self.rings = DraftRings(self.pool, DraftWindow(tokens, BLOCK, page), CONTEXT)
+        self.rings = DraftRings(self.pool, self.window, CONTEXT)
+        self.rings.pool = self
         self.ledger: dict[int, tuple[str, int]] = {}
+        self.tree: dict[int, list[tuple[str, int]]] = {}
         self.running: list[Request] = []
-        self.arrived = 0
+        self.arrived = self.hits = self.misses = 0
+
+    def move_kv_cache(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        assert not set(to.tolist()) & set(source.tolist())
+        self.ledger.update(zip(to.tolist(), [self.ledger[slot] for slot in source.tolist()], strict=True))
 
     def admit(self) -> None:
         """A new request with a prefix hit, prefilled in chunks."""
         self.running.append(Request(f"r{self.arrived}"))
         self.arrived += 1
-        self.enter(self.running[-1], 100)
+        self.enter(self.running[-1])
 
-    def enter(self, request: Request, most: int) -> None:
+    def enter(self, request: Request) -> None:
+        """The hit ends with a tail, or leaves a window to prefill."""
         assert self.pool.alloc([request]) is not None
-        self.fill(request, self.random.randrange(0, most) // self.page * self.page)
+        request.best_match_node, request.text = self.random.choice(list(self.tree.items()) or [(0, [])])
+        request.text = request.text.copy()
+        tail = self.rings.tails.find(request.best_match_node, len(request.text))
+        request.start = len(request.text) if tail is None else self.window.start(len(request.text))
+        self.hits, self.misses = self.hits + (tail is not None), self.misses + (tail is None)
+        self.fill(request)
 
-    def fill(self, request: Request, prefix: int) -> None:
-        request.start = request.length = prefix
+    def fill(self, request: Request) -> None:
         for _ in range(self.random.randint(1, 3)):
-            extend = self.random.randint(1, 60)
-            batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[request.length], extend_lens=[extend])
-            batch.req_pool_indices_cpu = torch.tensor([request.kv.req_pool_idx])
-            batch.seq_lens = torch.tensor([request.length + extend])
+            prefix, extend = len(request.text), self.random.randint(1, 90)
+            request.write(extend)
+            state = self.random.randrange(prefix, prefix + extend + 1) // self.page * self.page
+            far = self.random.random() < 0.5
+            request.kv.mamba_last_track_seqlen = state if far and state > prefix else None
+            batch: Any = SimpleNamespace(reqs=[request], prefix_lens=[prefix], extend_lens=[extend])
+            batch.req_pool_indices = batch.req_pool_indices_cpu = torch.tensor([request.kv.req_pool_idx])
             tokens, positions, slots = self.rings.prefill(batch)
-            assert (tokens == positions - request.length).all() and tokens.max() == extend - 1
-            request.length += extend
+            assert (tokens == positions - prefix).all() and tokens.max() == extend - 1
             self.write(request, positions, slots)
+            self.cache(request, request.kv.mamba_last_track_seqlen)
+
+    def cache(self, request: Request, end: int | None = None) -> None:
+        """The tree takes a prefix of the request; its copies run before the next block is written."""
+        end = self.random.randrange(max(0, len(request.text) - self.LAG), len(request.text) + 1) if end is None else end
+        request.kv.cache_protected_len = end = end // self.page * self.page
+        if end:
+            request.last_node = 1 + len(self.tree)
+            self.tree[request.last_node] = request.text[:end]
+            self.rings.keep_tail(request)
 
     def end(self) -> None:
-        self.pool.free(self.running.pop(self.random.randrange(len(self.running))))
+        request = self.running.pop(self.random.randrange(len(self.running)))
+        self.cache(request)
+        self.pool.free(request)
 
     def retract(self) -> None:
         """The request loses its row, and comes back at once with a prefix hit: often into the same row."""
         request = self.random.choice(self.running)
         self.pool.free(request)
-        self.enter(request, min(request.length, CONTEXT // 2))
+        self.enter(request)
 
     def decode(self) -> None:
         """One step of all requests: look at what it would read, and write its block."""
         rows = torch.tensor([request.kv.req_pool_idx for request in self.running])
-        lens = torch.tensor([request.length for request in self.running])
+        lens = torch.tensor([len(request.text) for request in self.running])
         positions = lens[:, None] + torch.arange(BLOCK)
         batch: Any = SimpleNamespace(req_pool_indices=rows, req_pool_indices_cpu=rows)
         plans = SimpleNamespace(plan=SimpleNamespace)
@@ -108,6 +146,7 @@ class Simulation:
             kv = BlockKV(BLOCK, lens, torch.zeros_like(positions).flatten(), host_lens, int(host_lens.sum()), exact)
             return self.rings.view(kv, positions.flatten(), batch, plans)
 
+        self.rings.copy()
         bound = view(lens + 2 * BLOCK, exact=False)  # what the host knows if no backend asks for the lengths
         seen = view(lens + BLOCK, exact=True)
         blocks = seen.slots.view(-1, BLOCK)
@@ -117,24 +156,25 @@ class Simulation:
         assert part.host_lens.tolist() == (part.seq_lens + 2).tolist() == part.plan.seq_lens_cpu.tolist()
         for i, request in enumerate(self.running):
             visible, table = int(seen.seq_lens[i]), self.rings.request_pool.req_to_token[rows[i]].tolist()
-            oldest = max(request.start, (request.length - self.window) // self.page * self.page)
-            assert visible == request.length - oldest
-            assert [self.ledger[slot] for slot in table[:visible]] == [
-                (request.rid, oldest + column) for column in range(visible)
-            ]
+            oldest = max(request.start, self.window.start(len(request.text)))
+            assert visible == len(request.text) - oldest
+            assert [self.ledger[slot] for slot in table[:visible]] == request.text[oldest:]
             assert table[visible : visible + BLOCK] == blocks[i].tolist()
-            assert visible + BLOCK <= bound.host_lens[i] <= self.window + self.page - 1 + BLOCK
+            assert visible + BLOCK <= bound.host_lens[i] <= self.window.tokens + self.page - 1 + BLOCK
             assert not any(slot % self.page for slot in table[: visible : self.page]), (
                 "a page of the table is the pool's"
             )
         for i, request in enumerate(self.running):
+            committed = self.random.randint(1, BLOCK)
+            before = len(request.text)
+            request.write(BLOCK)
             self.write(request, positions[i], blocks[i])
-            request.length += self.random.randint(1, BLOCK)
+            del request.text[before + committed :]
 
     def write(self, request: Request, positions: torch.Tensor, slots: torch.Tensor) -> None:
         assert slots.unique().numel() == slots.numel()
         assert self.page <= slots.min() and slots.max() < self.page + self.rings.slots
-        self.ledger.update(zip(slots.tolist(), ((request.rid, p) for p in positions.tolist()), strict=True))
+        self.ledger.update(zip(slots.tolist(), (request.text[p] for p in positions.tolist()), strict=True))
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -147,13 +187,18 @@ def test_reads_only_its_own_last_tokens(tokens: int, page: int, seed: int) -> No
         actions = [simulation.admit] * (len(simulation.running) < REQUESTS)
         actions += [simulation.end, simulation.retract, *[simulation.decode] * 8] * busy
         simulation.random.choice(actions)()
-        for request in [r for r in simulation.running if r.length >= CONTEXT + BLOCK]:
+        for request in [r for r in simulation.running if len(r.text) >= CONTEXT - 100]:
             simulation.running.remove(request)
             simulation.pool.free(request)
     assert simulation.arrived > 5
+    held = simulation.rings.tails.info()
+    assert simulation.hits and simulation.misses and held["evicted"]
+    simulation.rings.forget("draft", None)
+    assert simulation.rings.tails.info() == {**held, "prefixes": 0, "slots": 0}
 
 
-def test_another_turn_in_the_same_row_starts_over() -> None:
+@pytest.mark.parametrize("back", [3, 300])
+def test_another_turn_in_the_same_row_continues_its_ring(back: int) -> None:
     """A streaming session keeps the row between turns; the ring may have gone past where the next turn begins."""
     simulation = Simulation(16, 1, seed=0)
     simulation.admit()
@@ -161,7 +206,9 @@ def test_another_turn_in_the_same_row_starts_over() -> None:
         simulation.decode()
     turn = simulation.running[0]
     turn.rid += "-next"
-    simulation.fill(turn, turn.length - 30)
+    del turn.text[-back:]
+    turn.start = simulation.window.start(len(turn.text)) if back < simulation.rings.size else len(turn.text)
+    simulation.fill(turn)
     simulation.decode()
 
 
