@@ -55,10 +55,6 @@ class Sizing:
     def per_token(self) -> int:
         return self.target_kv + (self.draft_kv if self.window is None else 0)
 
-    @property
-    def window_bytes(self) -> int:
-        return self.window_slots(self.max_running) * self.draft_kv
-
     def window_slots(self, running: int) -> int:
         return 0 if self.window is None else self.window.slots(self.context, running, self.in_transfer)
 
@@ -139,7 +135,7 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     slots, running = 0, sizing.max_running
     if state.slot:
         slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
-    tokens = max(0, int((rest - sizing.window_bytes) // max(1, sizing.per_token)))
+    tokens = max(0, int((rest - sizing.window_slots(running) * sizing.draft_kv) // max(1, sizing.per_token)))
     if sizing.max_tokens is not None:
         tokens = min(tokens, sizing.max_tokens)
     tokens = tokens // sizing.page * sizing.page
@@ -177,6 +173,7 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
             requests=sizing.max_running,
             token=sizing.per_token,
             context=sizing.context,
-            rings=sizing.window_bytes,
+            rings=sizing.window_slots(0) * sizing.draft_kv,
+            window=(sizing.window_slots(1) - sizing.window_slots(0)) * sizing.draft_kv,
         )
     return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_context, get_disagg, get_memory, get_parallel, get_schedule
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.features.window import ring_bytes
+from sglang_dflash.features.window import window_bytes
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
@@ -57,7 +57,8 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
             requests=requests,
             token=create_memory_pool_configurator(configurator)._cell_size - draft,
             context=configurator.model_config.context_len,
-            rings=ring_bytes(plan, configurator),
+            rings=window_bytes(plan, configurator, 0),
+            window=window_bytes(plan, configurator, 1) - window_bytes(plan, configurator, 0),
         )
         if slots < per_request:
             raise DFlashError(

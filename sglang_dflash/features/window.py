@@ -231,7 +231,7 @@ def allocate_rings(
 def charge_rings(
     original: Callable[..., Any], configurator: Any, budget_bytes: int, *, cap_tokens: int | None = None
 ) -> Any:
-    """Hook around ``KVCacheConfigurator.config_from_budget``: subtract the rings from the K/V budget once, bytes.
+    """Hook around ``KVCacheConfigurator.config_from_budget``: subtract rings and tails from the K/V budget once, bytes.
 
     With ``cap_tokens`` SGLang resizes the pool after the rings are allocated
     (``SGLANG_ENABLE_POST_CAPTURE_KV_SIZING``).
@@ -239,7 +239,10 @@ def charge_rings(
     if not configurator.dflash_draft_cell_size_per_token or configurator.is_draft_worker:
         return original(configurator, budget_bytes, cap_tokens=cap_tokens)
     if cap_tokens is None:
-        budget_bytes -= ring_bytes(current.worker.plan, configurator)
+        running = max(1, int(get_schedule().max_running_requests) // configurator.attn_dp_size)
+        if configurator.mambaish_config is not None:
+            running = min(running, get_schedule().max_mamba_cache_size // configurator._calculate_mamba_ratio())
+        budget_bytes -= window_bytes(current.worker.plan, configurator, running)
     targets_only = copy.copy(configurator)
     targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
     targets_only.spec_aux_config.dflash_draft_num_layers = None
@@ -247,10 +250,9 @@ def charge_rings(
     return original(targets_only, budget_bytes, cap_tokens=cap_tokens)
 
 
-def ring_bytes(plan: ServingPlan, configurator: Any) -> int:
+def window_bytes(plan: ServingPlan, configurator: Any, running: int) -> int:
     if plan.window is None:
         return 0
-    running = max(1, int(get_schedule().max_running_requests) // configurator.attn_dp_size)
     slots = plan.window.slots(configurator.model_config.context_len, running, in_transfer(get_disagg()))
     return slots * int(configurator.dflash_draft_cell_size_per_token or 0)
 

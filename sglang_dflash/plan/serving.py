@@ -11,6 +11,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.errors import DFlashError, Finding, error, ok
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
@@ -63,19 +64,28 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 
     Layers share one slot table, so full layers read at least as far as the sliding ones.
     """
-    if requested is None or not drafter.num_layers:
-        return None
     sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
-    return max(requested, sliding) if FULL in drafter.layer_types else sliding
+    if FULL not in drafter.layer_types:
+        return sliding or None
+    return None if requested is None else max(requested, sliding)
 
 
 def draft_window(settings: Settings, pair: Pair) -> DraftWindow | None:
-    tokens = context_window(settings.speculative_draft_window_size, pair.drafter)
+    """Return the window that the user chose, or that of a drafter whose layers all slide, if it saves memory.
+
+    It does where a request's slots are fewer than the K/V tokens that each request is left. Without the flag,
+    hierarchical caches and transfers keep the drafter's K/V of all tokens.
+    """
+    requested, caches = settings.speculative_draft_window_size, not settings.disable_radix_cache
+    tokens = context_window(requested, pair.drafter)
     if tokens is None:
         return None
     lag = snapshot_grid(settings, pair) if pair.hybrid else settings.page
-    caches = not settings.disable_radix_cache and settings.disaggregation_mode != "decode"
-    return DraftWindow(tokens, pair.block_size(settings), settings.page, lag, caches)
+    caches &= settings.disaggregation_mode != "decode"
+    window = DraftWindow(tokens, pair.block_size(settings), settings.page, lag, caches)
+    moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
+    saves = not moves and window.slots(tokens, 1, None) < TOKENS_PER_REQUEST
+    return window if requested is not None or saves else None
 
 
 def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
@@ -86,8 +96,8 @@ def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
             expected=f"{block} or more",
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
-    reads = context_window(window, pair.drafter)
-    yield ok("none" if reads is None else f"{reads} tokens; sliding layers keep their own window")
+    reads = draft_window(settings, pair)
+    yield ok("none" if reads is None else f"{reads.tokens} tokens; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ CASES = (
 
 
 @cache
-def reference(drafter: str) -> ReferenceDecoder:
-    return ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, drafter))
+def reference(drafter: str, pair: str = PAIR) -> ReferenceDecoder:
+    return ReferenceDecoder.load(target_path(pair), drafter_path(pair, drafter))
 
 
 def check(case: Case, server: Server, probe: Path, number: int) -> None:
@@ -92,12 +92,9 @@ def check(case: Case, server: Server, probe: Path, number: int) -> None:
             assert answer.tokens == wanted.tokens
             assert [block[1:] for _, block in recorded_blocks(probe, answer.meta["id"])][: len(steps)] == steps
             assert answer.meta["spec_verify_ct"] == len(steps)
-        assert answers[1].meta["cached_tokens"] <= max(0, len(prompt) - case.reads)
         accepted += sum(wanted.accept_lengths) - len(steps)
     assert accepted > 0, "no draft was ever accepted"
-    # A hybrid's hit ends at a recurrent state that was kept: one per chunk, the last boundary before its end.
-    if CHUNKED[0] in case.others and case.window < 1000:
-        assert max(answer.meta["cached_tokens"] for answer in hits) > 0
+    assert max(answer.meta["cached_tokens"] for answer in hits) > 0
 
 
 def test_a_window_drafts_as_the_reference(windowed_hybrid: Server) -> None:

@@ -1,0 +1,114 @@
+"""Turns of agents under a draft window: hits as long as without one, and the drafts of a window that was never cut.
+
+Who holds which slot: ``tests/features/test_rings.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
+from tests.support.prompts import corpus
+from tests.support.servers import (
+    WINDOWED,
+    Server,
+    dflash_server,
+    plain_server,
+    recorded_blocks,
+    with_plugin,
+    with_refusals,
+    worker_info,
+)
+from tests.worker.test_draft_window import Case, reference
+
+pytestmark = pytest.mark.engine
+
+NEW_TOKENS, TOOLS = 24, 300  # tokens of an answer, of the tools that all users share
+Turn = list[tuple[list[int], Answer]]
+
+
+def turns(server: Server, pair: str, number: int, users: int) -> list[Turn]:
+    """Serve conversations of several users at once: tools, a question, and a result of a tool per turn, often long."""
+    texts = corpus(pair, 8 * users, seed=5)
+    tools = sum(texts[:8], [])[:TOOLS]
+    prompts, served = [[*tools, *text] for text in texts[:users]], []
+    for turn in range(number):
+        at_once = users if turn else 1  # all but the first two users find the tools, and a state at their end
+        answers = generate_all(server, prompts, at_once, NEW_TOKENS, return_logprob=True)
+        served.append(list(zip(prompts, answers, strict=True)))
+        results = (texts[users + (user * 7 + turn * 3) % (7 * users)] for user in range(users))
+        prompts = [
+            [*prompt, *answer.tokens, *result] for (prompt, answer), result in zip(served[-1], results, strict=True)
+        ]
+    return served
+
+
+def cached(served: Sequence[Turn]) -> list[list[int]]:
+    return [[answer.meta["cached_tokens"] for _, answer in turn] for turn in served]
+
+
+def texts(served: Sequence[Turn]) -> list[list[list[int]]]:
+    return [[answer.tokens for _, answer in turn] for turn in served]
+
+
+def log_probabilities(served: Sequence[Turn]) -> list[float]:
+    return [each[0] for turn in served for _, answer in turn for each in answer.meta["output_token_logprobs"]]
+
+
+def assert_drafted_as_the_reference(case: Case, pair: str, served: Sequence[Turn], probe: Path) -> None:
+    for prompt, answer in (each for turn in served for each in turn):
+        wanted = reference(case.drafter, pair).decode(prompt, NEW_TOKENS, 16, draft_window=case.reads, page=case.page)
+        steps = [list(step.drafted) for step in wanted.steps]
+        assert answer.tokens == wanted.tokens
+        blocks = [block[1:] for _, block in recorded_blocks(probe, answer.meta["id"])]
+        assert (blocks[: len(steps)], answer.meta["spec_verify_ct"]) == (steps, len(steps))
+
+
+def test_a_hit_keeps_its_window(windowed_hybrid: Server, tmp_path: Path) -> None:
+    case = Case(64, "interleaved", WINDOWED)
+    flush(windowed_hybrid)
+    served = turns(windowed_hybrid, "tiny-hybrid", 3, 3)
+    others = WINDOWED[2:-1]
+    with dflash_server("tiny-hybrid", tmp_path, *others, drafter="interleaved", **with_refusals({})) as whole:
+        assert cached(turns(whole, "tiny-hybrid", 3, 3)) == cached(served)
+    assert max(map(max, cached(served))) > 500
+    assert_drafted_as_the_reference(case, "tiny-hybrid", served, windowed_hybrid.folder)
+
+
+PAGED, CHUNKED = ("--page-size", "16"), ("--chunked-prefill-size", "128")
+CASES = {
+    "window 64": ("tiny-hybrid", Case(64)),
+    "window 512": ("tiny-hybrid", Case(512)),
+    "DFlash2": ("tiny-hybrid", Case(64, "dflash2")),
+    "dense": ("tiny-dense", Case(64)),
+    "pages of 16, chunks": ("tiny-hybrid", Case(64, "good", (*PAGED, *CHUNKED))),
+    "pages of 64": ("tiny-hybrid", Case(64, "good", ("--page-size", "64"))),
+    "no overlap": ("tiny-hybrid", Case(64, "good", ("--disable-overlap-schedule",))),
+    "one snapshot": ("tiny-hybrid", Case(64, "good", ("--mamba-radix-cache-strategy", "extra_buffer_lazy"))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", CASES)
+def test_eight_turns_of_six_agents(name: str, tmp_path: Path) -> None:
+    pair, case = CASES[name]
+    others, recorded = case.others, with_plugin(tmp_path, "drafts")
+    with plain_server(pair, tmp_path, *others) as server:
+        plain = turns(server, pair, 8, 6)
+    with dflash_server(pair, tmp_path, *others, drafter=case.drafter) as server:
+        whole = turns(server, pair, 8, 6)
+    with dflash_server(pair, tmp_path, *case.flags, drafter=case.drafter, **with_refusals(recorded)) as server:
+        served, kept = turns(server, pair, 8, 6), worker_info(server)["tails"]
+        print(
+            name,
+            [[sum(len(p) - a.meta["cached_tokens"] for p, a in turn) for turn in each] for each in (whole, served)],
+        )
+        assert_nothing_leaked(server)
+    assert texts(served) == texts(whole) == texts(plain)
+    assert log_probabilities(served) == pytest.approx(log_probabilities(plain), abs=1e-4)
+    assert cached(served) == cached(whole), kept
+    assert_drafted_as_the_reference(case, pair, served, tmp_path)
