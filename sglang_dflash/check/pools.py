@@ -173,7 +173,6 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
             requests=sizing.max_running,
             token=sizing.per_token,
             context=sizing.context,
-            rings=sizing.window_slots(0) * sizing.draft_kv,
-            window=(sizing.window_slots(1) - sizing.window_slots(0)) * sizing.draft_kv,
+            window=0 if sizing.window is None else sizing.window.slots(sizing.context) * sizing.draft_kv,
         )
     return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)

@@ -11,7 +11,6 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_context, get_disagg, get_memory, get_parallel, get_schedule
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.features.window import window_bytes
 from sglang_dflash.plan.division import size, state_slots
 from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
@@ -47,6 +46,7 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     if schedule.max_mamba_cache_size is None and not get_memory().disable_radix_cache:
         draft = 0 if plan.window is None else configurator.dflash_draft_cell_size_per_token or 0
         free, records = total_rest_memory * (1 << 30), (requests + 1) * record
+        context = configurator.model_config.context_len
         slot, per_request = params.mamba_cache_per_req, configurator._calculate_mamba_ratio()
         slots = state_slots(
             free,
@@ -56,9 +56,8 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
             per_request=per_request,
             requests=requests,
             token=create_memory_pool_configurator(configurator)._cell_size - draft,
-            context=configurator.model_config.context_len,
-            rings=window_bytes(plan, configurator, 0),
-            window=window_bytes(plan, configurator, 1) - window_bytes(plan, configurator, 0),
+            context=context,
+            window=0 if plan.window is None else plan.window.slots(context) * draft,
         )
         if slots < per_request:
             raise DFlashError(

@@ -84,6 +84,8 @@ class Tails:
         return tail
 
     def keep(self, node: Any, tail: Tail) -> None:
+        if old := self._by_node.pop(node, None):
+            self.release(old)
         self._by_node[node] = tail
 
     def release(self, tail: Tail) -> None:

@@ -71,7 +71,7 @@ class DraftRings(Feature):
         self._written = np.zeros(rows, dtype=np.int64)  # no position from here on was ever written
         self._nodes: dict[int, tuple[Any, int]] = {}  # node and end of a row's last tail
         self._planned: dict[int, Tail] = {}  # that a prefill writes, by row
-        self._copies: list[tuple[Slots, Slots]] = []  # to, from
+        self.copies: list[tuple[Slots, Slots]] = []  # between rings and tails, decided on the host: to, from
         self.restored: set[int] = set()  # restored from the host for a retracted request
 
     def prefill(self, batch: ScheduleBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,36 +110,25 @@ class DraftRings(Feature):
         """Keep the tail of a prefix that SGLang's tree has taken from a running or finished request."""
         node, end, row = req.last_node, req.kv.cache_protected_len, int(req.kv.req_pool_idx)
         if self.tails.find(node, end) is None:
-            tail = self._planned.get(row)
-            if tail is None or tail.end != end:
-                tail = self._take(row, end, self._held(row))
-                if tail is None:
-                    return
+            tail = self._planned.pop(row, None)
+            if tail is None and (tail := self._take(row, end, self._held(row))):
                 positions, slots = tail.unwritten()
-                self._copies.append((slots, self._ring(row, positions)))
-            else:
-                del self._planned[row]
-            self.tails.keep(node, tail)
+                self.copies.append((slots, self._ring(row, positions)))
+            if tail is not None:
+                self.tails.keep(node, tail)
         self._nodes[row] = node, end
 
-    def copy(self) -> bool:
-        """Copy between rings and tails what the host has decided. The ring's tokens must be written."""
-        copies, self._copies = self._copies, []
-        for to_and_from in copies:
+    def copy(self) -> None:
+        """Run :attr:`copies`. The tokens of the rings must be written."""
+        for to_and_from in self.copies:
             self.pool.move_kv_cache(*self._on_device(*to_and_from))
-        return bool(copies)
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._copies)
+        self.copies.clear()
 
     def info(self) -> dict[str, Any]:
         return {"tails": self.tails.info()}
 
     def forget(self, role: str, version: str | None) -> None:
         """Forget the K/V of other weights. Cached prefixes lose their tails, also without a flush."""
-        for tail in self._planned.values():
-            self.tails.release(tail)
         self._planned.clear()
         self.tails.clear()
 
@@ -175,7 +164,7 @@ class DraftRings(Feature):
         self._oldest_cpu[row], tail = self._page_start(prefix), self.tails.find(req.best_match_node, prefix)
         if tail is not None:
             self._oldest_cpu[row], self._nodes[row] = start, (req.best_match_node, prefix)
-            self._copies.append((self._ring(row, np.arange(start, prefix)), tail.slots))
+            self.copies.append((self._ring(row, np.arange(start, prefix)), tail.slots))
 
     def _plan(self, row: int, prefix: int, length: int, state: int | None) -> Tail | None:
         """Take the tail at a recurrent state that this prefill keeps, if the ring will not reach back as far."""
@@ -242,19 +231,15 @@ def charge_rings(
         running = max(1, int(get_schedule().max_running_requests) // configurator.attn_dp_size)
         if configurator.mambaish_config is not None:
             running = min(running, get_schedule().max_mamba_cache_size // configurator._calculate_mamba_ratio())
-        budget_bytes -= window_bytes(current.worker.plan, configurator, running)
+        window, context = current.worker.plan.window, configurator.model_config.context_len
+        assert window is not None
+        slots = window.slots(context, running, in_transfer(get_disagg()))
+        budget_bytes -= slots * configurator.dflash_draft_cell_size_per_token
     targets_only = copy.copy(configurator)
     targets_only.spec_aux_config = copy.copy(configurator.spec_aux_config)
     targets_only.spec_aux_config.dflash_draft_num_layers = None
     targets_only.dflash_draft_cell_size_per_token = None
     return original(targets_only, budget_bytes, cap_tokens=cap_tokens)
-
-
-def window_bytes(plan: ServingPlan, configurator: Any, running: int) -> int:
-    if plan.window is None:
-        return 0
-    slots = plan.window.slots(configurator.model_config.context_len, running, in_transfer(get_disagg()))
-    return slots * int(configurator.dflash_draft_cell_size_per_token or 0)
 
 
 HOOKS = Hooks(around={"mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget": charge_rings})

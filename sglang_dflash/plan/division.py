@@ -10,7 +10,7 @@ FLOOR = 2 << 30  # kept free for the activations of a prefill
 
 def state_slots(
     free: float, *, ratio: float, records: int, slot: int, per_request: int, requests: int, token: int, context: int,
-    rings: int = 0, window: int = 0,
+    window: int = 0,
 ) -> int:  # fmt: skip
     """Return the recurrent-state slots of a server that replays: enough for ``requests``, as far as K/V allow.
 
@@ -18,7 +18,7 @@ def state_slots(
     ratio that the user chose decides alone.
 
     Args:
-        free, records, rings: bytes for states, records and K/V; of all replay records; of rings in transfer.
+        free, records: bytes for states, records and K/V; of all replay records.
         ratio: bytes of states per byte of K/V.
         slot: bytes of a slot. The pool has one more for padding.
         per_request: slots of a running request.
@@ -29,7 +29,7 @@ def state_slots(
     own = int((max(0.0, free) * ratio / (1 + ratio) - records - slot) // slot)
     if ratio != STATE_SHARE:
         return max(0, own)
-    rest, each = free - records - slot - rings, per_request * slot + window
+    rest, each = free - records - slot, per_request * slot + window
     beside_a_context = (rest - context * token) // each
     with_answers = rest // (each + min(TOKENS_PER_REQUEST, context) * token)
     return max(0, own, int(min(requests, beside_a_context, with_answers)) * per_request)

@@ -50,7 +50,7 @@ class DraftWindow:
         slots = min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block
         return -(-slots // self.page) * self.page
 
-    def slots(self, context: int, running: int, in_transfer: int | None) -> int:
+    def slots(self, context: int, running: int = 1, in_transfer: int | None = None) -> int:
         """Return the slots of all rings and tails.
 
         A disaggregated server has a ring per row number, padding included.
@@ -84,7 +84,7 @@ def draft_window(settings: Settings, pair: Pair) -> DraftWindow | None:
     caches &= settings.disaggregation_mode != "decode"
     window = DraftWindow(tokens, pair.block_size(settings), settings.page, lag, caches)
     moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
-    saves = not moves and window.slots(tokens, 1, None) < TOKENS_PER_REQUEST
+    saves = not moves and window.slots(tokens) < TOKENS_PER_REQUEST
     return window if requested is not None or saves else None
 
 

@@ -109,6 +109,7 @@ class Inject:
         self._drafter, self._ranks, self._rings, self._defers = drafter, ranks, rings, defers
         # a ring has a slot for each waiting token
         self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
+        self._copies: Any = () if rings is None else rings.copies
         self.queue: StagedContext | None = None
         self._waiting, self._plain = 0, False  # rows of the queue; whether plain decoding's are among them
         self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
@@ -129,7 +130,7 @@ class Inject:
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
         is_full = queue is not None and self._waiting + tokens > min(len(queue), most)
-        if rows is not self._rows or is_full or self._copies_wait:
+        if rows is not self._rows or is_full or self._copies:
             self.catch_up()
             self._rows = rows
         # an eager forward of the drafter launches as much itself
@@ -149,7 +150,7 @@ class Inject:
         captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
         padded = next((size for size in captured if size >= bs), bs)
         takes = bs * step.width if staged is not None and padded * step.width <= len(staged) else 0
-        if self._waiting > takes or self._copies_wait:
+        if self._waiting > takes or self._copies:
             return self.catch_up()
         self._waiting, self._plain = 0, False
         return False
@@ -168,10 +169,6 @@ class Inject:
         if self._rings is not None:
             self._rings.copy()
         return plain
-
-    @property
-    def _copies_wait(self) -> bool:
-        return self._rings is not None and self._rings.waits
 
     def prefill(self, batch: ScheduleBatch, hidden: Tensor, kv_loc_plan: Any) -> None:
         """Inject the tokens of a target extend: ``hidden`` [T, K * H], requests concatenated."""

@@ -208,6 +208,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ([SLIDING, FULL], None, None),
         ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
         ([SLIDING, FULL], 4096, 4096),
+        ([SLIDING, SLIDING], None, 127),
         ([SLIDING, SLIDING], 64, 127),
         ([SLIDING, SLIDING], 4096, 127),
     ],
@@ -223,13 +224,15 @@ def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | No
     page=st.sampled_from([1, 16, 64]),
     context=st.integers(1, 1000),
     length=st.integers(0, 1000),
+    lag=st.integers(0, 300),
 )
-def test_a_ring_holds_every_slot_that_one_step_may_touch(
-    window: int, block: int, page: int, context: int, length: int
+def test_a_ring_holds_every_slot_until_the_prefix_is_cached(
+    window: int, block: int, page: int, context: int, length: int, lag: int
 ) -> None:
-    slots = DraftWindow(window, block, page).ring_slots(context)
-    length = min(length, context + block)  # the last block may run past the end
-    oldest = max(0, length - window) // page * page
+    """SGLang reserves two blocks beyond the tokens, and the step in flight may commit one more."""
+    drafts = DraftWindow(window, block, page, lag, cached=True)
+    slots, length = drafts.ring_slots(context), min(length, context + block)  # the last block may run past the end
     assert slots % page == 0
-    assert slots >= length + block - oldest
-    assert slots < min(window, context + block) + block + 2 * page
+    assert slots >= length + 3 * block - drafts.start(max(0, length - lag))
+    assert slots < min(window, context + block) + 4 * block + lag + 2 * page
+    assert drafts.tail_slots(context) >= length - drafts.start(length)

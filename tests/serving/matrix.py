@@ -28,7 +28,7 @@ from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
-from tests.support.servers import BFLOAT16, RANDOM_WIDTHS
+from tests.support.servers import BFLOAT16, DENSE, RANDOM_WIDTHS
 
 EXACT = (*BFLOAT16, DETERMINISTIC_FLAG)
 IN_EXACT_MODE = bool(os.environ.get("EXACT"))
@@ -89,7 +89,7 @@ TURNS = itertools.cycle(
 
 def next_turn(pair: str, drafter: str, block: int) -> Cell:
     arguments, environment = next(TURNS)
-    if pair == "tiny-dense" and STRATEGY in arguments:  # refused where there are no recurrent states
+    if pair in DENSE and STRATEGY in arguments:  # refused where there are no recurrent states
         at = arguments.index(STRATEGY)
         arguments = (*arguments[:at], *arguments[at + 2 :])
     return Cell(pair, drafter, block, arguments, environment)

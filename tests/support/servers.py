@@ -115,6 +115,7 @@ def _wait_until_healthy(server: Server, health: str) -> None:
     raise AssertionError(f"server not healthy after {START_SECONDS} s:\n{server.log[-6000:]}")
 
 
+DENSE = ("tiny-dense", "tiny-forks")
 # Track boundaries of the recurrent states every 64 tokens, so that short prompts cross some inside a block.
 TRACKED = ("--mamba-track-interval", "64")
 BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-metrics")
@@ -153,7 +154,7 @@ MEMORY_TOLERANCE = 0.001  # vectors that SGLang keeps in float32 in any dtype (A
 
 
 def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
-    tracked = () if pair == "tiny-dense" else TRACKED
+    tracked = () if pair in DENSE else TRACKED
     return ("--model-path", str(target_path(pair)), *base, *tracked)
 
 

@@ -1,11 +1,13 @@
 """Measure a draft window by context length: ``python -m sglang_dflash_lab.measure.draft_window``.
 
-One server per window, one request at a time, prompts of the pair's training tasks.
+One server per window, one request at a time, prompts of the pair's training tasks. Then agents: turns of several users
+at once, whose prompts grow by an answer and a tool's result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import Table
 
 NO_WINDOW = 0
+USERS, TURNS, SYSTEM = 6, 8, 400  # SYSTEM: tokens of the system prompt
 MODE = "dflash:16"
 
 # Window (0: none), prompt tokens, new tokens per verified block, bytes of the drafter's K/V pool; next turn's prompt
@@ -43,8 +46,22 @@ def conversations(pair: str, lengths: Sequence[int], seed: int) -> list[list[int
     return [tokens[-length:] for length in lengths]
 
 
-def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], new_tokens: int) -> list[Row]:
-    """Return one row per inner list of ``inputs``, whose prompts have the same length."""
+def prefilled(generate: Callable[[list[int], int], dict[str, Any]], parts: list[list[int]], most: int) -> list[int]:
+    """Return the tokens that all users' prompts computed in each turn; users share a system prompt."""
+    asked, turns = [[*sum(parts[:8], [])[:SYSTEM], *part] for part in parts[8 : 8 + USERS]], []
+    for turn in range(TURNS):
+        with ThreadPoolExecutor(USERS if turn else 1) as pool:  # the first turn's hits depend on the order
+            answers = list(pool.map(lambda prompt: generate(prompt, most), asked))
+        turns.append(sum(len(p) - a["meta_info"]["cached_tokens"] for p, a in zip(asked, answers, strict=True)))
+        results = (parts[(8 + USERS + USERS * turn + user) % len(parts)] for user in range(USERS))
+        asked = [[*p, *a["output_ids"], *r] for p, a, r in zip(asked, answers, results, strict=True)]
+    return turns
+
+
+def measure(
+    server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], parts: list[list[int]], new_tokens: int
+) -> tuple[list[Row], list[int]]:
+    """Return one row per inner list of ``inputs``, whose prompts have the same length, and agents' prefilled tokens."""
     rows = []
     with (
         TemporaryDirectory() as folder,
@@ -67,7 +84,8 @@ def measure(server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], 
             state = http.get("/server_info").json()["internal_states"][0][WORKER_KEY]
             size = state["memory_bytes"]["draft_kv"]
             rows.append((window, len(same_length[0]), accept, size, cached, fmean(map(len, turns)) - cached))
-    return rows
+        http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
+        return rows, prefilled(generate, parts, new_tokens)
 
 
 def table(rows: Sequence[Row], one_slot_per_token: int) -> Table:
@@ -95,12 +113,18 @@ def main(
     lengths = [int(length) for length in contexts.split(",")]
     by_seed = [conversations(pair, lengths, seed) for seed in range(number)]
     inputs = list(zip(*by_seed, strict=True))
+    parts = token_ids(pair, [prompt for task in TASKS for prompt in prompts(task, n=8, seed=7)])
     rows: list[Row] = []
+    agents = []
     for window in (NO_WINDOW, *(int(window) for window in windows.split(","))):
         option = ("--speculative-draft-window-size", str(window)) if window else ()
-        rows += measure(launch(pair, MODE, requests, *option), window, inputs, new_tokens)
+        measured, turns = measure(launch(pair, MODE, requests, *option), window, inputs, parts, new_tokens)
+        rows += measured
+        agents.append([str(window or "none"), *map(str, turns), str(sum(turns))])
     typer.echo(describe_hardware(hardware()))
     typer.echo(table(rows, rows[0][3]).markdown())
+    columns = ["window", *(f"turn {turn + 1}" for turn in range(TURNS)), "sum"]
+    typer.echo(Table(f"Tokens prefilled by {USERS} agents", "", columns, agents).markdown())
 
 
 if __name__ == "__main__":
