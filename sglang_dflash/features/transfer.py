@@ -35,38 +35,29 @@ def describe_rings(_: None, kv_args: Any, *_args: Any, **_kwargs: Any) -> None:
     append_state_component(kv_args, StateType.REQUEST_ROW, pointers, lengths, ring_bytes, layer_ids=ids)
 
 
-class BacksUpDrafter:
-    """A mixin of the target's allocator, which backs up a retracted request's K/V on the host: the drafter's too.
+def back_up_drafter(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
+    """Make the target's ``allocator``, which backs up a retracted request's K/V on the host, back up the drafter's too.
 
     Otherwise a resumed request would read another request's drafter K/V.
     """
+    copy_targets, load_targets = allocator.get_cpu_copy, allocator.load_cpu_copy
 
-    drafter_pool: Any
-    rings: DraftRings | None
+    def slots(indices: Tensor, row: Any) -> Tensor:
+        return indices if rings is None else rings.slots_of(int(row))
 
-    def get_cpu_copy(self, indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> tuple[Any, Any]:
-        above: Any = super()
-        target = above.get_cpu_copy(indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
-        return target, self.drafter_pool.get_cpu_copy(self._drafter_slots(indices, req_pool_index))
+    def get_cpu_copy(indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> tuple[Any, Any]:
+        target = copy_targets(indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        return target, pool.get_cpu_copy(slots(indices, req_pool_index))
 
     def load_cpu_copy(
-        self, copies: tuple[Any, Any], indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None
+        copies: tuple[Any, Any], indices: Tensor, mamba_indices: Any = None, req_pool_index: Any = None
     ) -> None:
-        above: Any = super()
-        above.load_cpu_copy(copies[0], indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
-        self.drafter_pool.load_cpu_copy(copies[1], self._drafter_slots(indices, req_pool_index))
-        if self.rings is not None:
-            self.rings.restored.add(int(req_pool_index))
+        load_targets(copies[0], indices, mamba_indices=mamba_indices, req_pool_index=req_pool_index)
+        pool.load_cpu_copy(copies[1], slots(indices, req_pool_index))
+        if rings is not None:
+            rings.restored.add(int(req_pool_index))
 
-    def _drafter_slots(self, indices: Tensor, row: Any) -> Tensor:
-        return indices if self.rings is None else self.rings.slots_of(int(row))
-
-
-def back_up_drafter(allocator: Any, pool: Any, rings: DraftRings | None) -> None:
-    """Make the target's ``allocator`` back up the drafter's ``pool`` as well."""
-    kind = type(allocator)
-    allocator.__class__ = type(kind.__name__, (BacksUpDrafter, kind), {})
-    allocator.drafter_pool, allocator.rings = pool, rings
+    allocator.get_cpu_copy, allocator.load_cpu_copy = get_cpu_copy, load_cpu_copy
 
 
 _DECODING = "disaggregation.decode.SchedulerDisaggregationDecodeMixin"

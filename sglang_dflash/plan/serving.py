@@ -97,7 +97,8 @@ def check_window(settings: Settings, pair: Pair) -> Iterator[Finding]:
             remedy="choose a window of at least one block; 2048 or 4096 are usual",
         )
     reads = draft_window(settings, pair)
-    yield ok("none" if reads is None else f"{reads.tokens} tokens; sliding layers keep their own window")
+    kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
+    yield ok("none" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)

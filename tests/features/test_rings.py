@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang.srt.disaggregation.base.conn import StateType
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
 from sglang_dflash.features import transfer
@@ -248,8 +249,10 @@ def test_an_item_of_a_row_is_its_ring(page: int, monkeypatch: pytest.MonkeyPatch
             assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
 
 
-class Allocator:
+class Allocator(TokenToKVPoolAllocator):
     """The target's: keeps the requested slots, as SGLang's keeps the target's K/V."""
+
+    def __init__(self) -> None: ...
 
     def get_cpu_copy(self, indices: torch.Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> Any:
         return indices.tolist()

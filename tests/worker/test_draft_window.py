@@ -52,7 +52,7 @@ class Case:
 
     @property
     def page(self) -> int:
-        return 16 if PAGED[0] in self.others else 1
+        return int(self.others[self.others.index(PAGED[0]) + 1]) if PAGED[0] in self.others else 1
 
     @property
     def reads(self) -> int:
