@@ -46,7 +46,7 @@ _OTHERS = {
     "model": ("model_path", "revision", "trust_remote_code", "json_model_override_args", "chat_template", "dtype"),
     "weights": ("quantization", "cpu_offload_gb", "offload_group_size", "enable_weights_cpu_backup", "enable_lora"),
     "device": ("device", "base_gpu_id", "enable_memory_saver", "enable_torch_compile", "enable_nvidia_megakernel"),
-    "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory"),
+    "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory", "enable_hierarchical_cache"),
     "attention": ("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
     "linear attention": ("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend"),
     "verify of states": ("linear_attn_verify_backend", "enable_linear_replayssm", "enable_linear_replayssm_spec"),

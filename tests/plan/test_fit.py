@@ -97,7 +97,7 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
 
     table = memory()
     assert table.served.replay and table.other is not None and table.served.sizing.block == 8
-    assert (table.served.running, table.other.running) == (45, 15)
+    assert (table.served.running, table.other.running) == (47, 15)
     assert table.served.sizing.drafter_weights == size
     # Selector, convolutions and the context projection are whole on every rank.
     parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]

@@ -41,6 +41,10 @@ class Hidden:
         return found
 
 
+def rings_of(tokens: int) -> Any:
+    return SimpleNamespace(window=SimpleNamespace(tokens=tokens), copies=[], copy=lambda: None)
+
+
 def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of all kept rows would be as large as the prompt's hidden states, outside the memory budget."""
     monkeypatch.setattr(forwards, "CHUNK", 4)
@@ -53,7 +57,8 @@ def test_a_windowed_prefill_is_gathered_piece_by_piece(monkeypatch: pytest.Monke
         written.append((hidden[:, 0].tolist(), slots.tolist()))
 
     runner: Any = SimpleNamespace(token_to_kv_pool=None, model=SimpleNamespace(write_context=write))
-    rings: Any = SimpleNamespace(window=SimpleNamespace(tokens=9), prefill=lambda batch: (kept, positions, slots))
+    rings = rings_of(9)
+    rings.prefill = lambda batch: (kept, positions, slots)
     hidden: Any = Hidden(30)
     Inject(runner, None, rings).prefill(None, hidden, None)
     assert hidden.copied == [4, 4, 1]
@@ -132,7 +137,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all that wait is staged": {"staged": 12},
     "some": {"staged": 5},
     "a decoding server, whose freed slots a transfer may fill": {"staged": 12, "defers": False},
-    "rings of two tokens": {"staged": 5, "rings": SimpleNamespace(window=SimpleNamespace(tokens=2))},
+    "rings of two tokens": {"staged": 5, "rings": rings_of(2)},
 }
 
 
@@ -178,6 +183,18 @@ def test_tokens_wait_for_the_next_forward(
         drafting.step(width, [width, 1])
     drafting.inject.catch_up()
     assert drafting.writes == writes
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_tails_are_copied_once_their_tokens_are_written(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings = rings_of(9)
+    drafting = Drafting(monkeypatch, staged=12, rings=rings)
+    rings.copy = lambda: (drafting.check(), rings.copies.clear())
+    drafting.join(), drafting.join()
+    drafting.step(1, [1, 1])
+    rings.copies.append("a tail")
+    drafting.step(width, [1, 1])
+    assert not rings.copies
 
 
 CUTLASS = (
