@@ -21,11 +21,7 @@ CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
 _MISSPELT = 0.9  # similarity of a misspelt flag; less proves nothing
 _ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
 _LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
-_COUNTED_IN_PART = {
-    "enable_lora",
-    "enable_mixed_chunk",
-    "enable_hierarchical_cache",
-}  # read for exact mode and windows only
+_COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_cache"}  # read for other reasons
 
 
 class _Parser(ArgumentParser):
