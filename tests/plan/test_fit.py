@@ -26,7 +26,8 @@ from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.division import STATE_SHARE
-from sglang_dflash.plan.serving import DraftWindow, context_window
+from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.serving import DraftWindow, context_window, draft_window
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
@@ -216,6 +217,27 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
     config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
     assert context_window(requested, config) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "sliding", "expected"),
+    [
+        ((), 2048, 2047),
+        ((), 4096, None),  # with tails, more slots than tokens that each request is left
+        (("--disable-radix-cache",), 4096, 4095),  # without tails
+        (("--enable-hierarchical-cache",), 2048, None),
+        (("--disaggregation-mode", "prefill"), 2048, None),
+        (("--disaggregation-mode", "prefill", "--speculative-draft-window-size", "64"), 2048, 2047),
+    ],
+)
+def test_a_drafter_whose_layers_all_slide_has_a_window_where_it_saves_memory(
+    flags: tuple[str, ...], sliding: int, expected: int | None, tmp_path: Path
+) -> None:
+    pair = FOLDER / "Qwen3.6-27B"
+    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2, "sliding_window": sliding})
+    settings = parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0]
+    found = draft_window(settings, Pair.of(settings))
+    assert (found and found.tokens) == expected
 
 
 @given(

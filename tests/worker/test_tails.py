@@ -112,6 +112,7 @@ def test_eight_turns_of_six_agents(name: str, tmp_path: Path) -> None:
         assert worker_info(server)["window"] is None
     flags = case.others if case.drafter == "swa" else case.flags
     with dflash_server(pair, tmp_path, *flags, drafter=case.drafter, **recorded) as server:
+        assert worker_info(server)["window"] == case.reads
         served = turns(server, pair, 8, 6, serial=serial)
         assert_nothing_leaked(server)
     assert texts(served) == texts(whole) == texts(plain)
