@@ -48,7 +48,7 @@ class Seeds(Feature):
         rows, info = batch.req_pool_indices, batch.sampling_info
         info.seeds = None
         if _draws(info):
-            info.seeds = self.noise.seeds[: len(rows)] if rows is self._shared else self._slots[rows.long()]
+            info.seeds = self.noise.seeds[: len(batch.reqs)] if rows is self._shared else self._slots[rows.long()]
 
     def share(self, batch: ScheduleBatch) -> None:
         """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy.

@@ -17,16 +17,7 @@ from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
 from sglang_dflash_lab.train.sampling import Sampling
 from tests.support.generation import Answer, Params, generate, generate_all
 from tests.support.prompts import corpus
-from tests.support.servers import (
-    BASE,
-    BFLOAT16,
-    Server,
-    dflash_server,
-    plain_server,
-    recorded_blocks,
-    with_plugin,
-    worker_info,
-)
+from tests.support.servers import BASE, BFLOAT16, Server, dflash_server, plain_server, recorded_blocks, with_plugin
 
 pytestmark = pytest.mark.engine
 
@@ -69,7 +60,7 @@ def test_sampled_drafts_and_texts_equal_the_reference_step_by_step(server: Serve
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [BASE, BFLOAT16], ids=["float32", "exact mode"])
 def test_in_deterministic_mode_the_noise_is_sglangs(base: tuple[str, ...], tmp_path: Path) -> None:
-    """Under top_p it belongs to ranks, so drafts are the best tokens. The reference decoder is not exact in bfloat16."""
+    """Under top_p it belongs to ranks, so drafts are the best tokens."""
     reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, "dflash2"))
     prompts = corpus(PAIR, len(SAMPLED), seed=2, shape="single")
     asked = [each if each.top_p == 1 else replace(each, unsure=0.0, by_rank=True) for each in SAMPLED]
@@ -81,11 +72,11 @@ def test_in_deterministic_mode_the_noise_is_sglangs(base: tuple[str, ...], tmp_p
         plain = texts(server)
     plugin = with_plugin(tmp_path, "drafts")
     with dflash_server(PAIR, tmp_path, DETERMINISTIC_FLAG, base=base, drafter="dflash2", **plugin) as server:
-        assert (worker_info(server)["exact"] is True) == (base == BFLOAT16)
+        assert ("bit-identical" in server.log) == (base == BFLOAT16)
         answers = texts(server)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
     for prompt, each, answer in zip(prompts, asked, answers, strict=True):
-        if base == BASE:
+        if base == BASE:  # the reference decoder is not exact in bfloat16
             expected = reference.decode(prompt, NEW_TOKENS, sampling=each)
             assert answer.tokens == expected.tokens and answer.meta["spec_verify_ct"] == len(expected.steps)
             verified = recorded_blocks(tmp_path, answer.meta["id"])[: len(expected.steps)]
