@@ -45,21 +45,25 @@ class Seeds(Feature):
 
     def mark(self, batch: ScheduleBatch) -> None:
         """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
-        info = batch.sampling_info
-        info.seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else None
+        rows, info = batch.req_pool_indices, batch.sampling_info
+        info.seeds = None
+        if _draws(info):
+            info.seeds = self.noise.seeds[: len(batch.reqs)] if rows is self._shared else self._slots[rows.long()]
 
     def share(self, batch: ScheduleBatch) -> None:
-        """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy."""
+        """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy.
+
+        In deterministic mode SGLang's sampler draws with the same hash, but hashes ranks instead of tokens if any
+        request of the batch has top_k or top_p. The drafter ranks tokens differently, so it drafts the best ones then.
+        """
         shared, info = self._shared, batch.sampling_info
         self._shared = None if info.is_all_greedy else batch.req_pool_indices
         if self._shared is shared:
             return
-        if info.is_all_greedy:
+        if not _draws(info) and (info.is_all_greedy or info.need_top_k_sampling or info.need_top_p_sampling):
             self.noise.top_ks.fill_(1)
             return
-        self.mark(batch)
-        # SGLang's seeded draw has the same hash
-        seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
+        seeds = self._slots[batch.req_pool_indices.long()] if _draws(info) else info.sampling_seed
         values = seeds, info.temperatures.view(-1), info.top_ks, info.top_ps, info.min_ps
         for memory, value in zip(self.noise, values, strict=True):
             memory[: len(value)].copy_(value)

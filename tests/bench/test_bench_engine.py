@@ -38,3 +38,13 @@ def test_bench_measures_two_servers_and_finds_their_answers_equal(
         assert set(ours["worker"]["steps_by_width"]) == {"16"} and ours["worker"]["steps_by_width"]["16"] > 0
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
     assert (tmp_path / "report.html").exists()
+
+
+def test_sampled_arms_write_the_same_text_in_more_steps_without_the_targets_noise(tmp_path: Path) -> None:
+    size = ["--tasks=questions", "--concurrency=4", "--num-prompts=12", "--repeats=1", "--max-tokens=64"]
+    command = ["bench", "--pair=tiny-forks", "--modes=dflash:16,best:16", "--temperature=0.7", *size]
+    outcome = CliRunner().invoke(app, [*command, f"--out={tmp_path}"])
+    assert outcome.exit_code == 0, outcome.output
+    with_noise, best = results.read(tmp_path, "run")
+    assert with_noise["generated_texts"] == best["generated_texts"]
+    assert with_noise["accept_length"] > 1.1 * best["accept_length"]

@@ -95,16 +95,22 @@ def test_the_drafter_reads_how_the_target_draws_once_per_change_of_the_batch() -
     batch = batch_of(info(2, sampling_seed=None), [7, -5], rows=[4, 1])
     seeds.start(batch)
     memory = [each.data_ptr() for each in seeds.noise]
-    for sampling, expected in ((None, [7, -5]), (torch.tensor([8, 9]), [8, 9])):  # deterministic mode
-        batch.req_pool_indices, batch.sampling_info = batch.req_pool_indices.clone(), info(2, sampling_seed=sampling)
+    tokens = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling"), False)  # hashed in deterministic mode
+    deterministic = {"sampling_seed": torch.tensor([8, 9]), **tokens}
+    for changes, expected in (({"sampling_seed": None}, [7, -5]), (deterministic, [8, 9])):
+        batch.req_pool_indices, batch.sampling_info = batch.req_pool_indices.clone(), info(2, **changes)
         seeds.share(batch)
         params = batch.sampling_info
         given = torch.tensor(expected), params.temperatures.view(-1), params.top_ks, params.top_ps, params.min_ps
         for shared, value in zip(seeds.noise, given, strict=True):
             assert torch.equal(shared[:2], value.to(shared.dtype))
+        seeds.mark(batch)
+        assert params.sampling_seed is not None or params.seeds.data_ptr() == memory[0], "a launch for the same seeds"
     batch.sampling_info = info(2, sampling_seed=torch.tensor([1, 2]))
     seeds.share(batch)
     assert seeds.noise.seeds[:2].tolist() == [8, 9] and (seeds.noise.top_ks[:2] != 1).any()
+    seeds.share(batch_of(batch.sampling_info, [None, None], rows=[4, 1]))  # hashes ranks
+    assert (seeds.noise.top_ks == 1).all()
     seeds.share(batch_of(greedy, [None, None], rows=[2, 3]))
     assert (seeds.noise.top_ks == 1).all() and memory == [each.data_ptr() for each in seeds.noise]
     seeds.noise.top_ks[0] = 9

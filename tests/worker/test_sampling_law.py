@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
 from sglang_dflash.ops.reference.sampling import filter_probs
+from sglang_dflash_lab.train.sampling import Rejection
+from tests.support.probability import p_value
 
 pytestmark = pytest.mark.sglang
 
@@ -26,3 +29,13 @@ def test_filters_keep_what_sglangs_pytorch_sampler_keeps(temperature: float) -> 
     )
     expected = torch.zeros_like(probs).scatter_(1, order.long(), ranked)
     assert torch.equal(filter_probs(probs, top_ks, top_ps, min_ps), expected)
+
+
+def test_simulated_rejection_sampling_keeps_the_targets_law() -> None:
+    """That of docs/results/sampled.md."""
+    way, scores, candidates, drawn = Rejection(5, 0.8, 0.8), np.linspace(0, 2, 12), np.array([3, 7, 1, 9, 4]), []
+    for _ in range(20_000):
+        way.draft(candidates / 4, candidates, 7)
+        drawn.append(way.draw(scores, np.arange(12), 7))
+    weights = torch.from_numpy(way.weights(scores))
+    assert p_value(torch.tensor(drawn).bincount(minlength=12), weights / weights.sum()) > 1e-3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sglang_dflash.check.diagnose.client import WORKER_KEY
@@ -12,11 +14,12 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 
 AR = "ar"
-OURS = ("dflash", "adaptive", "copies")
+OURS = ("dflash", "adaptive", "copies", "best")
+_BEST = Path(__file__).parents[1] / "measure" / "best_drafts"  # a plugin of the servers
 _ARM = re.compile(
-    r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|copies|builtin|ngram|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)"
+    r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|copies|best|builtin|ngram|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)"
 )
-_FORMS = "ar, mtp:STEPS, or dflash, adaptive, copies, builtin or ngram with :BLOCK, and optional +NAME=VALUE variables"
+_FORMS = "ar, mtp:STEPS, or dflash, adaptive, copies, best, builtin or ngram with :BLOCK, and optional +NAME=VALUE"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Arm:
 
     Attributes:
         kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, adaptive width),
-            ``copies`` (our worker, no drafter), ``builtin`` (SGLang's DFLASH worker), ``ngram`` or ``mtp``.
+            ``copies`` (our worker, no drafter), ``best`` (``dflash`` without the target's noise in drafts),
+            ``builtin`` (SGLang's DFLASH worker), ``ngram`` or ``mtp``.
         size: block size; draft steps for ``mtp``; 0 for ``ar``.
     """
 
@@ -81,8 +85,9 @@ class Arm:
             raise DFlashError(f"mode {text!r} is invalid", expected=_FORMS, remedy="use a form such as dflash:16")
         pairs = [pair.partition("=") for pair in match["env"].split("+") if pair]
         kind = match["ar"] or match["kind"]
-        builtin = [("SGLANG_DFLASH", "builtin")] if kind == "builtin" else []
-        env = (*builtin, *((name, value) for name, _, value in pairs))
+        path = os.pathsep.join(filter(None, (str(_BEST), os.environ.get("PYTHONPATH"))))
+        own = {"builtin": [("SGLANG_DFLASH", "builtin")], "best": [("PYTHONPATH", path)]}.get(kind, [])
+        env = (*own, *((name, value) for name, _, value in pairs))
         return cls(text.strip(), kind, int(match["size"] or 0), env)
 
     def server_args(self, pair: Pair) -> list[str]:

@@ -42,8 +42,8 @@ def bench(
 
     Every answer is compared with plain decoding's. Ctrl-C keeps the finished runs; the same command resumes.
 
-    Modes: ar, dflash:BLOCK, adaptive:BLOCK, builtin:BLOCK, mtp:STEPS; +NAME=VALUE after a mode sets an environment
-    variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
+    Modes: ar, dflash:BLOCK, adaptive:BLOCK, best:BLOCK, builtin:BLOCK, mtp:STEPS; +NAME=VALUE after a mode sets an
+    environment variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
 
     Example: sglang-dflash bench --pair Qwen3.5-4B --modes ar,dflash:16
     """

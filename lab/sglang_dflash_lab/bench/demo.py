@@ -16,7 +16,7 @@ from rich.markup import escape
 from sglang_dflash.check import user_errors
 from sglang_dflash_lab.bench import session, tasks
 from sglang_dflash_lab.bench.arms import AR, find_pair, parse_arms
-from sglang_dflash_lab.bench.figures import print_results
+from sglang_dflash_lab.bench.figures import Summary, print_results
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import running
 from sglang_dflash_lab.bench.session import Servers, Settings
@@ -24,7 +24,8 @@ from sglang_dflash_lab.pairs import NAMES
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.tables import wide_console
 
-DFLASH = "dflash:16"
+DFLASH, BEST = "dflash:16", "best:16"
+FORKS, TEMPERATURE = "tiny-forks", 0.7
 
 
 def demo(console: Console, settings: Settings) -> None:
@@ -43,6 +44,19 @@ def demo(console: Console, settings: Settings) -> None:
         console.print(f"\n{runs}, {describe_hardware(hardware())}")
         session.run(replace(settings, base_urls=urls), console.print)
     print_results(settings.out, console)
+    console.print(f"\n{escape(sampled(console, settings))}", style="bold", highlight=False)
+
+
+def sampled(console: Console, settings: Settings) -> str:
+    """Return how many tokens a step of sampled requests commits, with and without the target's noise in drafts."""
+    out, pair, arms = settings.out / "sampled", find_pair(FORKS, None, None), parse_arms(f"{DFLASH},{BEST}")
+    settings = replace(settings, pair=pair, arms=arms, out=out, temperature=TEMPERATURE, concurrencies=[1])
+    session.run(settings, console.print)
+    accept = {row.mode: row.accept for row in Summary(out).rows.values()}
+    figures = (
+        f"{accept[DFLASH]:.2f} tokens per step with the target's noise in unsure drafts, {accept[BEST]:.2f} without"
+    )
+    return f"{FORKS} at temperature {TEMPERATURE}: {figures}"
 
 
 def show_answer(console: Console, task: str, plain: str, dflash: str) -> None:

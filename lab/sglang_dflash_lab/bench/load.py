@@ -54,17 +54,20 @@ def measure(
 ) -> dict[str, Any]:
     """Warm up, flush the prefix cache, send every prompt once, and return the run's row.
 
+    Sampled requests have the repeat as their seed, so all arms of our worker write the same text.
+
     Raises:
         DFlashError: the load generator stopped, or a request failed.
     """
+    sampling = {"temperature": temperature, "max_new_tokens": max_tokens, "sampling_seed": cell.repeat}
     details, count = log.with_suffix(".jsonl"), len(prompts.read_text().splitlines())
     details.unlink(missing_ok=True)
     arguments = [
         *("--backend", "sglang", "--base-url", url, "--model", tokenizer, "--tokenizer", tokenizer),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--num-prompts", str(count)),
-        *("--sharegpt-output-len", str(max_tokens), "--temperature", str(temperature)),
+        *("--sharegpt-output-len", str(max_tokens), "--extra-request-body", json.dumps({"sampling_params": sampling})),
         *("--max-concurrency", str(cell.concurrency), "--warmup-requests", str(cell.concurrency), "--flush-cache"),
-        *("--disable-ignore-eos", "--disable-tqdm", "--output-file", str(details), "--output-details"),
+        *("--disable-tqdm", "--output-file", str(details), "--output-details"),
     ]
     before, load_average = _internal_state(url), os.getloadavg()[0]
     stopped: object = None

@@ -1,7 +1,8 @@
 """Tokens per step of sampled requests, with and without the target's noise in drafts.
 
 ``python -m sglang_dflash_lab.measure.sampled`` prints a table of a tiny pair by the reference decoder, in float32. The
-interval of a gain is the 95 % percentile bootstrap over prompts.
+interval of a gain is the 95 % percentile bootstrap over prompts. Rejection sampling is simulated for DFlash2: SGLang's
+worker accepts the best tokens of a plain drafter with the target's probability of them, as a seeded draw does.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sglang_dflash_lab.pairs.corpus import TASKS, prompts
 from sglang_dflash_lab.train.hf import load_tokenizer
 from sglang_dflash_lab.train.measure import prompt_ids
 from sglang_dflash_lab.train.reference_decoder import ReferenceDecoder
-from sglang_dflash_lab.train.sampling import UNSURE, Sampling
+from sglang_dflash_lab.train.sampling import UNSURE, Rejection, Sampling
 
 NEW_TOKENS, PROMPT_SEED = 96, 77
-SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.7, 1.0), (0.7, 0.95), (0.3, 1.0))
+SETTINGS = ((1.0, 1.0), (1.0, 0.95), (0.7, 1.0), (0.7, 0.95), (0.3, 1.0), (0.3, 0.95))
 BEST, ALWAYS = 0.0, 2.0  # of ``unsure``
 
 
@@ -29,19 +30,23 @@ def main(pair: str = "tiny-forks", n: int = 8, threshold: list[float] = [BEST, U
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(target_path(pair))
     asked = [prompt_ids(tokenizer, each) for task in TASKS for each in prompts(task, "heldout", n, PROMPT_SEED)]
-    print(f"{len(asked)} prompts", f"| drafter | T, top_p | {' | '.join(map(str, threshold))} |", sep="\n")
+    rule = threshold.index(UNSURE) if UNSURE in threshold else 0
+    columns = (*map(str, threshold), f"rejection sampling (simulated), against {threshold[rule]}")
+    print(f"{len(asked)} prompts", f"| drafter | T, top_p | {' | '.join(columns)} |", sep="\n")
     for drafter in drafter_kinds(pair):
         decoder = ReferenceDecoder.load(target_path(pair), drafter_path(pair, drafter))
         greedy = [decoder.decode(prompt, NEW_TOKENS).accept_lengths for prompt in asked]
         print(f"| `{drafter}` | greedy | {sum(map(sum, greedy)) / sum(map(len, greedy)):.2f} |", flush=True)
+        rejects = decoder.drafter.candidate_selector is not None
         for temperature, top_p in SETTINGS:
-            counts = np.zeros((len(threshold), len(asked), 2))  # tokens, steps
+            counts = np.zeros((len(threshold) + rejects, len(asked), 2))  # tokens, steps
             for i, prompt in enumerate(asked):
                 sampling = Sampling(1000 + i, temperature, top_p)
-                for j, unsure in enumerate(threshold):
-                    decoded = decoder.decode(prompt, NEW_TOKENS, sampling=replace(sampling, unsure=unsure))
+                ways = [replace(sampling, unsure=unsure) for unsure in threshold]
+                for j, way in enumerate([*ways, *[Rejection(1000 + i, temperature, top_p)] * rejects]):
+                    decoded = decoder.decode(prompt, NEW_TOKENS, sampling=way)
                     counts[j, i] = sum(decoded.accept_lengths), len(decoded.steps)
-            cells = [_cell(each, counts[0]) for each in counts]
+            cells = [_cell(each, counts[0 if j < len(threshold) else rule]) for j, each in enumerate(counts)]
             print(f"| `{drafter}` | {temperature}, {top_p} | {' | '.join(cells)} |", flush=True)
 
 
