@@ -59,7 +59,7 @@ def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
     seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
     with (
         plain_server(PAIR, out, base=FEATURES) as plain,
-        dflash_server(PAIR, out, *seeded, base=FEATURES) as one,
+        dflash_server(PAIR, out, *seeded, base=FEATURES, block=2) as one,
         ThreadPoolExecutor(AT_A_TIME) as pool,
     ):
         return list(pool.map(lambda entry: answer(one if entry.kind == SEEDED else plain, entry), entries))

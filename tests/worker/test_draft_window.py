@@ -94,7 +94,8 @@ def check(case: Case, server: Server, probe: Path, number: int) -> None:
             assert answer.meta["spec_verify_ct"] == len(steps)
         accepted += sum(wanted.accept_lengths) - len(steps)
     assert accepted > 0, "no draft was ever accepted"
-    assert max(answer.meta["cached_tokens"] for answer in hits) > 0
+    if SYNC[0] not in case.others:  # without overlap, SGLang keeps a state at the end of an answer only
+        assert max(answer.meta["cached_tokens"] for answer in hits) > 0
 
 
 def test_a_window_drafts_as_the_reference(windowed_hybrid: Server) -> None:
