@@ -1,8 +1,8 @@
 """Tails: the drafter's K/V before the end of a cached prefix, so that a hit under a draft window is as long as without.
 
 A ring holds the last tokens of a running request. When SGLang's prefix tree takes a request's tokens, their last window
-is copied to slots after the rings, under the node that they end with; a hit copies it into the request's ring. SGLang
-never gives a node's number to another node, so a tail whose node is gone is never read, and leaves by age.
+is copied to slots after the rings; a hit copies it into the ring of its request. A tail has the number of the tree's
+node that ends the prefix. SGLang gives no number twice, so the tail of a removed node is never read, and is evicted.
 """
 
 from __future__ import annotations
