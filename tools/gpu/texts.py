@@ -43,13 +43,16 @@ class Arm(NamedTuple):
 
 WIDTHS, COPIES = servers.RANDOM_WIDTHS, (*servers.RANDOM_WIDTHS, *servers.WIDE)
 STRICT = Arm(WIDTHS, servers.strict(), OTHERS)
-WINDOWED = Arm(("--speculative-draft-window-size", "64"), servers.strict(), OTHERS, caches=True)
+# slots for the tails of all prompts
+_WINDOW = ("--speculative-draft-window-size", "64", "--max-running-requests", "32")
+WINDOWED = Arm(_WINDOW, servers.strict(), OTHERS, caches=True)
 # What the call compares; in exact mode EXACT.
 CHOSEN = {
     "tiny-hybrid": {
         "kept": Arm((), KEPT),
         "replayed, random widths, copies": Arm(COPIES, REPLAYED),
         "random widths, waits raise": STRICT,
+        "prefix hits": Arm(caches=True),
         "draft window, prefix hits, waits raise": WINDOWED,
     },
     "tiny-dense": {"random widths, copies": Arm(COPIES)},
