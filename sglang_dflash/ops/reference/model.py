@@ -129,7 +129,8 @@ def leading_tokens(logits: Tensor, k: int, noise: Noise | None = None) -> tuple[
         noise: of requests, of which each has equally many rows in a row. Of a greedy one only the first
             ``GREEDY_VALUES`` are looked for: the others are minus infinity and 0.
     """
-    values, tokens = (each[:, :k] for each in logits.float().sort(dim=-1, descending=True, stable=True))
+    equal_nans = logits.float().masked_fill(logits.isnan(), torch.nan)  # CUDA sorts NaN by sign
+    values, tokens = (each[:, :k] for each in equal_nans.sort(dim=-1, descending=True, stable=True))
     if noise is None:
         return values, tokens
     greedy = (noise.top_ks == 1).repeat_interleave(len(logits) // max(1, len(noise.top_ks)))[:, None]
