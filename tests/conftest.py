@@ -99,7 +99,7 @@ def plain_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     Without overlap too: with it, SGLang's penalties learn of a token one step late, where ours never do.
     """
     folder = tmp_path_factory.mktemp("plain")
-    plugin = with_plugin(folder, "penalty_order")
+    plugin = with_plugin(folder, "penalty_order", "headers")
     flags = ("--disable-overlap-schedule", "--mamba-radix-cache-strategy", "extra_buffer")
     with plain_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
@@ -112,7 +112,7 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
     folder = tmp_path_factory.mktemp("dflash")
-    flags, plugin = ("--enable-metrics", "--decode-log-interval", "1"), with_plugin(folder, "faults")
+    flags, plugin = ("--enable-metrics", "--decode-log-interval", "1"), with_plugin(folder, "faults", "headers")
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
@@ -126,7 +126,10 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("widths")
-    flags, plugin = (*RANDOM_WIDTHS, "--grpc-port", str(free_port())), with_refusals(with_plugin(folder, "history"))
+    flags, plugin = (
+        (*RANDOM_WIDTHS, "--grpc-port", str(free_port())),
+        with_refusals(with_plugin(folder, "history", "headers")),
+    )
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0
@@ -164,7 +167,7 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 def copies_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same without a drafter."""
     folder = tmp_path_factory.mktemp("copies")
-    plugin = with_plugin(folder, "history")
+    plugin = with_plugin(folder, "history", "headers")
     with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter=None, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0

@@ -14,7 +14,7 @@ from sglang_dflash.check.flags import check_flags, check_linear_backends
 from sglang_dflash.check.memory import MemoryTable, expected_memory, sizing_of, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
-from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin, refuse_builtin
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
 from sglang_dflash.plan.exact import check_exact
@@ -144,6 +144,8 @@ def preflight(settings: Settings, device: Device) -> Report:
     findings = list[Finding]()
     try:
         settings.validate()
+        if settings.wants_builtin:
+            refuse_builtin(device)
         pair = Pair.of(settings)
         reason = f"{SWITCH}=builtin" if settings.wants_builtin else left_untouched(settings, pair, device)
         if reason is None:

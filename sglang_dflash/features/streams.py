@@ -1,116 +1,165 @@
-"""Streamed answers: clients receive what they would receive with one token per step.
+"""Streamed answers: SGLang's endpoints and parsers read one chunk per token, as plain decoding sends them.
 
-With several, SGLang's detokenizer sends text twice and its parsers lose calls. One difference remains: with byte
-fallback, an answer that is cut inside a character loses the other characters of an invalid run of byte tokens.
+They judge chunks, not text. The detokenizer decodes a step token by token, and the tokenizer's process cuts the answer
+where it would have been sent. With byte fallback, text that is not streamed still depends on the steps.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from contextvars import ContextVar
-from functools import cache
-from itertools import accumulate, chain, pairwise
+from types import SimpleNamespace
 from typing import Any
+
+from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
+from sglang.srt.runtime_context import get_serving
 
 from sglang_dflash.upstream.hooks import Hooks
 
-BYTES = 4  # per character
-CONTEXT = 6  # preceding tokens that decoding may depend on
+LENGTHS = "sglang_dflash_lengths"  # in a message's ``customized_info``: per request, of each token's text
 
-_answer: ContextVar[tuple[Any, dict[str, Any]]] = ContextVar("_answer", default=(None, {}))  # and the tokenizer
+_FLAGS = ("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
+_DECODED = ("rids", "decoded_texts", "read_offsets", *_FLAGS)
+_GRAMMARS = {"json_schema", "regex", "ebnf", "structural_tag"}
 
 
-def send_once(original: Callable[..., list[str]], manager: Any, recv_obj: Any) -> list[str]:
-    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: never send text twice.
+def mark_streams(payload: Any, accumulator: Any, **_: Any) -> None:
+    """Hook after ``_GenerationStreamAccumulator.to_payload``: mark the requests whose answers are streamed."""
+    streamed = [req.stream for req in accumulator.output_reqs]
+    if any(streamed) and not get_serving().skip_tokenizer_init:
+        payload.customized_info = wrap_as_pickle({**accumulator.customized_info, LENGTHS: streamed})
 
-    SGLang may move the end of sent text back.
+
+def decode_by_token(original: Callable[..., list[str]], manager: Any, recv_obj: Any) -> list[str]:
+    """Hook around ``DetokenizerManager._decode_batch_token_id_output``: decode streamed requests token by token.
+
+    Writes the length of each token's text to the recv_obj. Lengths include what a stop string cuts off the result.
     """
+    status, info = manager.decode_status, unwrap_from_pickle(recv_obj.customized_info) or {}
+    streamed = info.get(LENGTHS) or [False] * len(recv_obj.rids)
+    parts = [
+        [ids[: len(ids) - len(new) + 1], *([token] for token in new[1:])] if cut and new else [ids]
+        for ids, new, cut in zip(recv_obj.decode_ids, recv_obj.output_ids, streamed, strict=True)
+    ]
+    texts: list[list[str]] = [[] for _ in parts]
+    sent = [status[rid].sent_offset if rid in status else 0 for rid in recv_obj.rids]
+    states: dict[str, Any] = {}
+    for n in range(max(map(len, parts), default=0)):
+        rows = [i for i, part in enumerate(parts) if n < len(part)]
+        batch = SimpleNamespace(**{name: [getattr(recv_obj, name)[i] for i in rows] for name in _DECODED})
+        batch.decode_ids = [parts[i][n] for i in rows]
+        batch.finished_reasons = [recv_obj.finished_reasons[i] if n == len(parts[i]) - 1 else None for i in rows]
+        for i, text in zip(rows, _decode_once(original, manager, batch), strict=True):
+            texts[i].append(text)
+        states |= {rid: status[rid] for rid in batch.rids if rid in status}  # SGLang drops finished ones
+    if any(streamed):
+        recv_obj.customized_info = wrap_as_pickle({**info, LENGTHS: [[*map(len, each)] for each in texts]})
+    whole = zip(recv_obj.rids, texts, sent, strict=True)
+    return ["".join(each)[: states[rid].sent_offset - start if len(each) > 1 else None] for rid, each, start in whole]
+
+
+def _decode_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
+    """SGLang may move the end of sent text back, and would send text twice."""
     status = manager.decode_status
-    sent = {rid: status[rid].sent_offset for rid in recv_obj.rids if rid in status}
-    texts = original(manager, recv_obj)
-    for rid, offset in sent.items():
-        if rid in status:
-            status[rid].sent_offset = max(offset, status[rid].sent_offset)
+    sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status}
+    texts = original(manager, batch)
+    for rid in sent.keys() & status.keys():
+        status[rid].sent_offset = max(sent[rid], status[rid].sent_offset)
     return texts
 
 
-def mark_whole(parser: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``FunctionCallParser.parse_non_stream``, which may pass a whole answer to ``parse_stream_chunk``."""
-    parser.reads_whole_answer = True
+def keep_lengths(
+    original: Callable[..., None], manager: Any, meta_info: Any, state: Any, customized_info: Any, *row: Any
+) -> None:
+    """Hook around ``TokenizerManager.update_request_meta_info``: keep the lengths of tokens from the client."""
+    others = {**customized_info}
+    if lengths := others.pop(LENGTHS, None):
+        state.customized_info_accumulated.setdefault(LENGTHS, []).extend(lengths[row[0]])
+    original(manager, meta_info, state, others, *row)
 
 
-async def remember(
-    original: Callable[..., AsyncGenerator[Any]], manager: Any, *args: Any, **keywords: Any
-) -> AsyncIterator[Any]:
-    """Hook around ``TokenizerManager.generate_request``: keep each answer for its parsers."""
-    async with aclosing(original(manager, *args, **keywords)) as answers:
-        async for answer in answers:
-            _answer.set((manager.tokenizer, answer))
-            yield answer
+async def cut(
+    original: Callable[..., AsyncGenerator[Any]], manager: Any, obj: Any, state: Any, request: Any = None
+) -> AsyncGenerator[Any]:
+    """Hook around ``TokenizerManager._stream_one_response``: yield the chunks of plain decoding.
 
-
-def parse(original: Callable[..., Any], parser: Any, text: str, /, *tools: Any) -> Any:
-    """Hook around each parser's method for streamed text: call it for one token at a time.
-
-    Returns the joined results, with consecutive argument deltas of one call merged.
+    A consumer that only joins chunks receives those of the steps.
     """
-    tokenizer, answer = _answer.get()
-    at_once = hasattr(parser, "reads_whole_answer") or tokenizer is None
-    ends = set() if at_once else _ends_of_tokens(text, tokenizer, answer.get("output_ids") or [])
-    pieces = [text[start:end] for start, end in pairwise(sorted({0, *ends, len(text)}))] or [text]
-    results = [original(parser, piece, *tools) for piece in pieces]
-    if isinstance(results[0], tuple):
-        return tuple(map(_joined, zip(*results, strict=True)))
-    return results[-1].model_copy(
-        update={name: _joined([getattr(result, name) for result in results]) for name in ("normal_text", "calls")}
-    )
+    whole = not getattr(obj, "stream", False) or manager.skip_tokenizer_init or _joins_chunks(obj, request)
+    cutter = None if whole else _Cutter(manager, obj, state)
+    async with aclosing(original(manager, obj, state, request)) as answers:
+        async for answer in answers:
+            for chunk in (answer,) if cutter is None else cutter.chunks(answer):
+                yield chunk
 
 
-def _ends_of_tokens(text: str, tokenizer: Any, ids: list[int]) -> set[int]:
-    """Where tokens end in ``text``, else markers and characters."""
-    for skips in (False, True):
-        pieces: list[str] = []
-        for k in reversed(range(max(0, len(ids) - BYTES * len(text) - CONTEXT), len(ids))):
-            # as in the detokenizer: a token that ends inside a character adds no text
-            before, after = (
-                tokenizer.decode(ids[max(0, k - CONTEXT) : end], skip_special_tokens=skips).rstrip("\ufffd")
-                for end in (k, k + 1)
-            )
-            pieces.insert(0, after[len(before) :])
-            if (start := "".join(pieces).find(text)) >= 0:
-                return {end - start for end in accumulate(map(len, pieces)) if 0 < end - start < len(text)}
-    return {match.end() for match in _marker_or_character(tokenizer).finditer(text)}
+def _joins_chunks(obj: Any, request: Any) -> bool:
+    if request is None:  # the Python engine; a stored answer of the Responses endpoint has no request either
+        return not obj.background
+    path, serving = getattr(request, "scope", {}).get("path"), get_serving()
+    if path in ("/v1/chat/completions", "/v1/completions"):
+        parsed = serving.tool_call_parser or serving.reasoning_parser or not _GRAMMARS.isdisjoint(obj.sampling_params)
+        return not (parsed or obj.return_logprob)
+    return bool(path == "/generate")
 
 
-@cache
-def _marker_or_character(tokenizer: Any) -> re.Pattern[str]:
-    added = sorted(filter(None, getattr(tokenizer, "get_added_vocab", dict)()), key=len, reverse=True)
-    return re.compile("|".join([*map(re.escape, added), "."]), re.DOTALL)
+class _Cutter:
+    """Cuts the answers of one request where plain decoding would have sent a chunk."""
+
+    def __init__(self, manager: Any, obj: Any, state: Any) -> None:
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.managers.tokenizer_manager import _INCREMENTAL_STREAMING_META_INFO_KEYS
+
+        self._obj, self._state, self._incremental = obj, state, manager.incremental_streaming_output
+        self._req = object.__new__(Req)  # as much as the scheduler reads of it before it sends a token
+        self._req.tokenizer = manager.tokenizer
+        self._req.sampling_params = manager.sampling_params_class(
+            **{**(manager.preferred_sampling_params or {}), **obj.sampling_params}
+        )
+        self._req.sampling_params.normalize(manager.tokenizer)
+        self._interval = self._req.sampling_params.stream_interval or get_serving().stream_interval
+        self._per_token = _INCREMENTAL_STREAMING_META_INFO_KEYS
+        self._sent = 0  # tokens
+        self._ends = [0]  # of the text of the first n tokens
+
+    def chunks(self, answer: Any) -> Iterator[Any]:
+        count = answer["meta_info"]["completion_tokens"]
+        lengths = self._state.customized_info_accumulated.get(LENGTHS, ())
+        for n in range(len(self._ends), count + 1):
+            self._ends.append(self._ends[-1] + lengths[n - 1])
+            if n < count and self._due(n):
+                yield self._chunk(answer, n)
+        if answer["meta_info"]["finish_reason"] or self._due(count):
+            yield self._chunk(answer, count) if self._sent < count else answer
+
+    def _due(self, n: int) -> bool:
+        """As ``_GenerationStreamAccumulator.accept`` decides after each token."""
+        if not (n - self._sent >= self._interval or self._sent == 0 < n):
+            return False
+        if self._req.sampling_params.stop_strs:
+            self._req.output_ids = self._state.output_ids[:n]
+        return not self._req.check_match_stop_str_prefix()
+
+    def _chunk(self, answer: Any, n: int) -> Any:
+        start, meta, state = self._sent if self._incremental else 0, {**answer["meta_info"]}, self._state
+        if n < meta["completion_tokens"]:
+            meta |= {"finish_reason": None, "reasoning_tokens": min(meta["reasoning_tokens"], n)}
+            meta |= {key: n for key in ("completion_tokens", "output_token_logprobs_length") if key in meta}
+            if states := meta.pop("hidden_states", None) if self._obj.return_hidden_states is True else None:
+                meta["hidden_states"] = states[:n]
+        lists = {name: getattr(state, name) for name in self._per_token} | state.customized_info_accumulated
+        meta |= {name: values[start:n] for name, values in lists.items() if name in meta}
+        self._sent = n
+        text, ids = state.get_text()[self._ends[start] : self._ends[n]], state.output_ids[start:n]
+        return {**answer, "text": text, "output_ids": ids, "meta_info": meta}
 
 
-def _joined(parts: Any) -> Any:
-    if not isinstance(parts[0], list):
-        return "".join(filter(None, parts)) or parts[-1]
-    calls: list[Any] = []
-    for call in chain.from_iterable(parts):
-        if calls and not (call.name or calls[-1].name) and call.tool_index == calls[-1].tool_index:
-            call = call.model_copy(update={"parameters": calls.pop().parameters + call.parameters})
-        calls.append(call)
-    return calls
-
-
-_TOOLS = "function_call.function_call_parser.FunctionCallParser"
+_STREAMER = "managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
+_TOKENIZER = "managers.tokenizer_manager.TokenizerManager"
+HOOKS = Hooks(after={f"{_STREAMER}.to_payload": mark_streams})
 DETOKENIZER_HOOKS = Hooks(
-    around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": send_once}
+    around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": decode_by_token}
 )
 TOKENIZER_HOOKS = Hooks(
-    before={f"{_TOOLS}.parse_non_stream": mark_whole},
-    around={
-        "managers.tokenizer_manager.TokenizerManager.generate_request": remember,
-        f"{_TOOLS}.parse_stream_chunk": parse,
-        "function_call.json_array_parser.JsonArrayParser.parse_streaming_increment": parse,
-        "parser.reasoning_parser.ReasoningParser.parse_stream_chunk": parse,
-    },
+    around={f"{_TOKENIZER}.update_request_meta_info": keep_lengths, f"{_TOKENIZER}._stream_one_response": cut}
 )

@@ -21,7 +21,7 @@ from sglang_dflash.launch.takeover import (
     on_our_cpu_platform,
     refuse_without_accelerator,
 )
-from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
+from sglang_dflash.plan.choice import left_untouched, reason_for_builtin, refuse_builtin
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device, local_gpu
 from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
@@ -67,6 +67,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
         logger.warning("DFLASH: %s", line)
     settings.validate()
     if settings.wants_builtin:
+        refuse_builtin(this_device(settings.base_gpu_id))
         _leave(server_args, f"{SWITCH}=builtin")
         return
     refuse_without_accelerator()

@@ -70,7 +70,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
     from sglang.srt.runtime_context import get_exec
 
-    from sglang_dflash.features import hidden, pools, ranks, reports, requests, tails, transfer, window
+    from sglang_dflash.features import hidden, pools, ranks, reports, requests, streams, tails, transfer, window
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.features.updates import writes
     from sglang_dflash.model import backend
@@ -79,6 +79,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
 
     tables = {
         requests.HOOKS: True,
+        streams.HOOKS: True,
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         state.HOOKS: True,

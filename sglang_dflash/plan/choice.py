@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
-from sglang_dflash.errors import Finding, error, raise_first_error
+from sglang_dflash.errors import DFlashError, Finding, error, raise_first_error
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH, Settings
@@ -45,6 +45,16 @@ def unproven_kind(target: Mapping[str, Any]) -> str | None:
     if not any(kinds.values()):
         kinds = {f"model_type {family}": not any(family in model_types for model_types, _ in PROVEN.values())}
     return ", ".join(kind for kind, applies in kinds.items() if applies) or None
+
+
+def refuse_builtin(device: Device) -> None:
+    """Raise DFlashError where SGLang's own worker cannot run."""
+    if device.kind == "cpu":
+        raise DFlashError(
+            f"{SWITCH}=builtin selects SGLang's own worker, which does not run on a CPU",
+            expected="this package's worker on the CPU platform",
+            remedy=f"unset {SWITCH}, or serve on a GPU",
+        )
 
 
 def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None:

@@ -16,7 +16,14 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.spec_tp_sync import SpecTpSync, SpecTpSyncSite
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+from sglang.srt.speculative.spec_utils import (
+    SIMULATE_ACC_LEN,
+    SIMULATE_ACC_METHOD,
+    SIMULATE_ACC_TOKEN_MODE,
+    GrammarTree,
+    build_grammar_vocab_mask,
+    sample_simulated_acc_len,
+)
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
     from sglang_dflash.step.step import Step
+
+_SIMULATED = 100  # the token that SGLang's worker commits
 
 
 class Accept(Feature):
@@ -60,6 +69,8 @@ class Accept(Feature):
         self.synchronise(target_tokens)
         if step.state.room is not None:
             step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
+        if SIMULATE_ACC_LEN > 0:
+            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN)
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
 
     def target_tokens(self, step: Step) -> Tensor:
@@ -115,6 +126,18 @@ class Accept(Feature):
         tokens: Tensor = self._runner.sampler(row, info, False, [], [], positions).long()
         self.synchronise(tokens)
         return tokens
+
+
+def simulate(drafts: Tensor, target_tokens: Tensor, mean: float) -> None:
+    """Overwrite both, int64 [bs, w], so that a step commits about ``mean`` tokens per request.
+
+    ``SGLANG_SIMULATE_ACC_LEN`` and its two companions mean what they mean to SGLang's worker. The text is wrong.
+    """
+    length = sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, drafts.shape[1])
+    if SIMULATE_ACC_TOKEN_MODE == "fixed":
+        drafts[:, 1:], target_tokens[:] = _SIMULATED, _SIMULATED
+    target_tokens[:, : length - 1] = drafts[:, 1:length]
+    drafts[:, length:] = -1
 
 
 def needs_only_the_largest(batch: ScheduleBatch) -> bool:

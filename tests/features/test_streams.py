@@ -1,19 +1,16 @@
-"""Streamed answers from steps of many tokens: text, calls and thoughts are those of single tokens, with our hooks.
+"""Streamed answers from steps of many tokens: each chunk is one that plain decoding sends.
 
-Text comes from SGLang's detokenizer; calls and thoughts from every parser of SGLang. What a parser returns for one
-token at a time is the definition, its faults included.
+Requests, the scheduler's messages, the detokenizer and the tokenizer's process are SGLang's own, without their sockets.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import pkgutil
-import random
-import re
+from array import array
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import chain, pairwise, repeat
-from pathlib import Path
+from itertools import chain, cycle, islice
 from types import SimpleNamespace as Some
 from typing import Any
 
@@ -23,37 +20,26 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
-from sglang.srt.entrypoints.openai.protocol import Function, Tool
-from sglang.srt.function_call.core_types import ToolCallItem
-from sglang.srt.function_call.function_call_parser import FunctionCallParser
-from sglang.srt.function_call.json_array_parser import JsonArrayParser
-from sglang.srt.managers import detokenizer_manager
-from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
-from sglang.srt.parser.reasoning_parser import ReasoningParser
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers import detokenizer_manager, tokenizer_manager
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
+from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 from sglang.srt.plugins.hook_registry import _wrap_fn
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from sglang.srt.runtime_context import publish
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from sglang_dflash.features import streams
+from sglang_dflash.features import requests, streams
 from sglang_dflash_lab.pairs import target_path
 from tests.fuzz.values import fuzz
 
 pytestmark = pytest.mark.sglang
-
-
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Callable[[bool], None]]:
-    """The returned function applies the hooks, or undoes them."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        def serve(ours: bool) -> None:
-            patch.undo()
-            for table in (streams.TOKENIZER_HOOKS, streams.DETOKENIZER_HOOKS) if ours else ():
-                for path, how, hook in table.functions():
-                    patch.setattr(path, _wrap_fn(pkgutil.resolve_name(path), hook, how))
-
-        yield serve
-
 
 SENT_TWICE = "漢글漢글"  # by SGLang alone, with byte fallback, in chunks of 3, 1, 1 ... tokens
 JOINED = ["👩‍👩‍👧", "🏳️‍🌈", "👍🏽", "e\u0301"]
@@ -61,12 +47,17 @@ SCRIPTS = [
     [*"aéñŁß, ", "hello"], [*"жыё. "], [*"漢字仮。한글\n"], [*"🙂👍", *JOINED], [*"مرحبا "], [*"漢é🙂 ", *JOINED],
     [*"aéжы漢字한م🙂 \n\ufffd", "hello", *JOINED, "<think>", "<|im_end|>"],
 ]  # fmt: skip
+TEXTS = st.sampled_from(SCRIPTS).flatmap(lambda script: st.lists(st.sampled_from(script), min_size=3, max_size=15))
+TEXTS = TEXTS.map("".join)
+STOPS = ["hello", "ello", "lo a", ", h", "a", " hell", "oh"]
+THINK_END = [9]
+SHOWN = ("finish_reason", "completion_tokens", "reasoning_tokens", "output_token_logprobs_length", "prompt_tokens")
 
 
 @cache
 def text_tokenizer(kind: str) -> Any:
     if kind == "tiny-hybrid":
-        return AutoTokenizer.from_pretrained(target_path("tiny-hybrid"))
+        return get_tokenizer(str(target_path("tiny-hybrid")))
     if kind == "bytes":
         backend = Tokenizer(models.BPE({each: n for n, each in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
         backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -77,171 +68,133 @@ def text_tokenizer(kind: str) -> Any:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         spaces, first = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
         backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), first])
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokens = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokens.additional_stop_token_ids = None
+    return tokens
 
 
-def streamed(tokens: Any, prompt: list[int], ids: list[int], sizes: Iterator[int], skip: bool) -> list[str]:
-    """What a client receives of ``ids``, in chunks of ``sizes`` tokens, from a detokenizer without its process."""
-    manager = object.__new__(detokenizer_manager.DetokenizerManager)
-    vars(manager).update(
-        tokenizer=tokens, vocab_size=len(tokens), decode_status=detokenizer_manager.LimitedCapacityDict(capacity=1),
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[[bool], None]]:
+    """The returned function applies the hooks of all three processes, or undoes them."""
+    tables = (requests.HOOKS, streams.HOOKS, streams.DETOKENIZER_HOOKS, streams.TOKENIZER_HOOKS)
+    publish(ServerArgs(model_path=str(target_path("tiny-hybrid")), device="cpu"), role="tokenizer")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def serve(ours: bool) -> None:
+            patch.undo()
+            for path, how, hook in chain.from_iterable(table.functions() for table in tables if ours):
+                if "update_finish_state" in path or "streams" in hook.__module__:
+                    patch.setattr(path, _wrap_fn(pkgutil.resolve_name(path), hook, how))
+
+        yield serve
+
+
+def managers(tokens: Any, incremental: bool) -> tuple[Any, Any]:
+    detokenizer = object.__new__(detokenizer_manager.DetokenizerManager)
+    vars(detokenizer).update(
+        tokenizer=tokens, vocab_size=len(tokens), decode_status=detokenizer_manager.LimitedCapacityDict(capacity=9),
         disable_tokenizer_batch_decode=False, is_tool_call_parser_gpt_oss=False, tool_close_token_ids=frozenset(),
     )  # fmt: skip
-    pieces, rest = list[str](), ids
-    while rest:
-        size = next(sizes)
-        chunk, rest = rest[:size], rest[size:]
-        batch = Some(
-            rids=["r"], decoded_texts=[""], decode_ids=[chunk if pieces else prompt + chunk], no_stop_trim=[False],
-            read_offsets=[len(prompt)], skip_special_tokens=[skip], spaces_between_special_tokens=[True],
-            finished_reasons=[None if rest else {"type": "length"}],
+    manager = object.__new__(tokenizer_manager.TokenizerManager)
+    vars(manager).update(
+        rid_to_state={}, enable_metrics=False, skip_tokenizer_init=False, incremental_streaming_output=incremental,
+        dump_requests_folder="", crash_dump_folder="", enable_lora=False, preferred_sampling_params=None,
+        config_value=lambda name: name, request_logger=Some(log_finished_request=lambda *_, **__: None),
+        request_metrics_exporter_manager=Some(exporter_enabled=lambda: False), tokenizer=tokens,
+        sampling_params_class=SamplingParams,
+    )  # fmt: skip
+    return detokenizer, manager
+
+
+async def received(tokens: Any, params: dict[str, Any], incremental: bool, stream: bool, asked: Any) -> list[list[Any]]:
+    """What clients receive of answers: after each chunk text, ids, log-probabilities and counts so far.
+
+    Args:
+        asked: per answer its tokens, and the sizes of its steps, which repeat. A step is received before the next one.
+    """
+    detokenizer, manager = managers(tokens, incremental)
+
+    async def client(state: Any) -> list[Any]:
+        found: list[Any] = [("", [], [])]
+        async for chunk in manager._stream_one_response(obj=state.obj, state=state, request=Some(scope={})):
+            meta = chunk["meta_info"]
+            parts = (chunk["text"], list(chunk["output_ids"]), list(meta["output_token_logprobs"]))
+            so_far = [a + b if stream and incremental else b for a, b in zip(found[-1], parts, strict=False)]
+            found.append((*so_far, *map(meta.get, SHOWN)))
+        return found[1:]
+
+    running: dict[Any, Any] = {}
+    states, clients = [], []
+    for n, (ids, sizes) in enumerate(asked):
+        sampling = SamplingParams(max_new_tokens=len(ids), **params)
+        sampling.normalize(tokens)
+        req = Req(f"{n}", "", array("q", tokens.encode("hello")), sampling, stream=stream, return_logprob=True)
+        req.vocab_size, req.eos_token_ids, req.tokenizer = len(tokens), set(), tokens
+        obj = GenerateReqInput(rid=req.rid, stream=stream, return_logprob=True, sampling_params=params)
+        obj.top_logprobs_num, obj.token_ids_logprob, obj.return_text_in_logprobs = 0, None, False
+        state = tokenizer_manager.ReqState([], False, asyncio.Event(), obj, APIServerReqTimeStats())
+        manager.rid_to_state[req.rid] = state
+        states.append(state)
+        clients.append(asyncio.create_task(client(state)))
+        running[req] = iter(ids), cycle(sizes)
+    while batch := [req for req in running if not req.finished()]:
+        sender = _GenerationStreamAccumulator(
+            return_logprob=True, return_hidden_states=False, return_routed_experts=False, return_indexer_topk=False,
+            spec_algorithm=SpeculativeAlgorithm.NONE, disaggregation_mode=DisaggregationMode.NULL,
+            default_stream_interval=1, default_force_stream_interval=50, get_cached_tokens_details=lambda _: None,
+            is_request_level_customized_info_key=lambda _: False, current_weight_version="",
         )  # fmt: skip
-        pieces += manager._decode_batch_token_id_output(batch)
-    return pieces
+        for req in batch:
+            run = list(islice(running[req][0], next(running[req][1])))
+            req.output_ids.extend(run)
+            req.logprob.output_token_logprobs_val += [token / 2 for token in run]
+            req.logprob.output_token_logprobs_idx += run
+            req.update_reasoning_tokens(run, THINK_END)
+            req.update_finish_state(len(run))
+            sender.accept(req=req)
+        if (message := sender.to_payload(dp_rank=0, is_idle_batch=False)) is not None:
+            await manager._handle_batch_output(detokenizer.handle_batch_token_id_out(message))
+        while any(state.out_list for state in states):
+            await asyncio.sleep(0)
+    return await asyncio.gather(*clients)
 
 
 @pytest.mark.parametrize("kind", ["tiny-hybrid", "bytes", "byte-fallback"])
 @fuzz
-@example(text=SENT_TWICE, sizes=[3, 1], cut=0, skip=True)
+@example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=True)
+@example(texts=["a hello"], sizes=[[16]], cut=0, skip=True, stops=["ello"], interval=1, incremental=True, stream=True)
 @given(
-    text=st.sampled_from(SCRIPTS).flatmap(lambda script: st.lists(st.sampled_from(script), min_size=9)).map("".join),
-    sizes=st.integers(1, 64).flatmap(lambda most: st.lists(st.integers(1, most), min_size=1)),
+    texts=st.lists(TEXTS, min_size=1, max_size=3),
+    sizes=st.lists(st.lists(st.integers(1, 32), min_size=1, max_size=4), min_size=3, max_size=3),
     cut=st.integers(0, 5),
     skip=st.booleans(),
-)
-def test_chunks_join_to_the_text(serve: Any, kind: str, text: str, sizes: list[int], cut: int, skip: bool) -> None:
-    """An answer may be cut inside a character, except with byte fallback: there SGLang's whole text differs too."""
+    stops=st.lists(st.sampled_from(STOPS), max_size=2),
+    interval=st.sampled_from([1, 1, 2, 5]),
+    incremental=st.booleans(),
+    stream=st.sampled_from([True, True, False]),
+)  # fmt: skip
+def test_chunks_are_those_of_single_tokens(
+    serve: Any, kind: str, texts: list[str], sizes: list[list[int]], cut: int, skip: bool, stops: list[str],
+    interval: int, incremental: bool, stream: bool,
+) -> None:  # fmt: skip
     tokens = text_tokenizer(kind)
-    prompt, ids = (tokens.encode(each, add_special_tokens=False) for each in ("hello", text))
-    ids = ids[: max(1, len(ids) - cut)] if kind != "byte-fallback" else ids
-    whole = tokens.decode(prompt + ids, skip_special_tokens=skip)[len(tokens.decode(prompt)) :]
-    serve(True)
-    pieces = streamed(tokens, prompt, ids, chain(sizes, repeat(sizes[-1])), skip)
-    serve(False)
-    assert "".join(pieces) == "".join(streamed(tokens, prompt, ids, repeat(1), skip)) == whole
-    if (kind, text) == ("byte-fallback", SENT_TWICE):  # what SGLang sends
-        assert "".join(streamed(tokens, prompt, ids, chain([3], repeat(1)), skip)) == " 漢漢글漢글"
+    answers = [tokens.encode(text, add_special_tokens=False) for text in texts]
+    answers = [ids[: max(1, len(ids) - cut)] for ids in answers]
+    params = {"stop": stops, "skip_special_tokens": skip}
 
+    def chunks(ours: bool, interval: int) -> list[list[Any]]:
+        serve(ours)
+        asked = [(ids, size if ours else [1]) for ids, size in zip(answers, sizes, strict=False)]
+        return asyncio.run(received(tokens, {**params, "stream_interval": interval}, incremental, stream, asked))
 
-# Calls: what precedes them, a call, what is between calls, what follows them, a parameter, what is between parameters.
-# Thoughts: answers whose format is more than two markers.
-FORMATS = json.loads((Path(__file__).parents[1] / "fixtures/parsers.json").read_text(encoding="utf-8"))
-CALLS = {name: layout for names, layout in FORMATS["calls"].items() for name in names.split()}
-WEATHER, TABLE, TIME = FORMATS["functions"].items()
-SCHEMAS = [(name, {"properties": dict.fromkeys(keys, {"type": "string"})}) for name, keys in (WEATHER, TABLE, TIME)]
-TOOLS = [Tool(function=Function(name=name, parameters=schema)) for name, schema in SCHEMAS]
-THOUGHT, ANSWER = "I weigh Łódź against 漢字 🙂 <now> and\nthen.\n", "\n\nIt is 42 < 43, and </b> so on."
-MARKER = re.compile(r"</?[^<>{}\n= ]+>|<\|\"\|>|\[/?[A-Z_]+\]|\]<\]minimax\[>\[|◁/?think▷")
-
-
-def calls(name: str, *made: tuple[str, dict[str, str]]) -> str:
-    before, call, between, after, parameter, separator = (CALLS[name] + [""] * 4)[:6]
-    texts = []
-    for index, (function, arguments) in enumerate(made):
-        params = separator.join(parameter.replace("KEY", key).replace("VALUE", arguments[key]) for key in arguments)
-        text = call.replace("NAME", function).replace("INDEX", str(index)).replace("PARAMS", params)
-        texts.append(text.replace("JSON", json.dumps(arguments, ensure_ascii=False)))
-    return before + between.join(texts) + after
-
-
-def with_calls(name: str) -> list[str]:
-    texts = [calls(name, *made) for made in [(WEATHER,), (WEATHER, TABLE), (WEATHER, TIME), (TIME,)]]
-    return texts if name == "json" else [*texts, f"I look: {texts[0]} That is all."]
-
-
-def with_thoughts(name: str) -> list[str]:
-    detector = ReasoningParser(name, tokenizer=Some(response_template=BEAM_RESPONSE_TEMPLATE)).detector
-    start, end = detector.think_start_token + detector.think_start_self_label, detector.think_end_token
-    whole = FORMATS["thoughts"].get(name, start + THOUGHT + end + ANSWER)
-    tool = getattr(detector, "tool_start_token", None) or ""
-    return [whole, start + THOUGHT, THOUGHT + end + ANSWER, f"a{start}b{end}c", f"{start}a{tool}b{end}c"]
-
-
-PARSERS = [(with_calls, name) for name in (*FunctionCallParser.ToolCallParserEnum, "mistral:compact", "json")]
-PARSERS += [(with_thoughts, name) for name in ReasoningParser.DetectorMap]
-
-
-@cache
-def tokenizer(has_markers: bool) -> Any:
-    texts = [text for answers, name in PARSERS for text in answers(name)]
-    markers = sorted(set(MARKER.findall("\n".join(texts)))) if has_markers else []
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=900, show_progress=False))
-    backend.add_special_tokens(markers)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, response_template=BEAM_RESPONSE_TEMPLATE)
-
-
-def single_tokens(text: str, tokens: Any, draw: random.Random) -> list[tuple[str, list[int]]]:
-    """Tokens that a model may write for ``text``, where the tokenizer may choose others: pairs of text and ids.
-
-    Tokens that end inside a character add no text; the pair of the next token has their ids.
-    """
-    found: list[tuple[str, list[int]]] = []
-    for part in re.findall(rf".{{{draw.randint(5, 30)}}}|.+", text, re.DOTALL):
-        encoded, start, ids = tokens.backend_tokenizer.encode(part), 0, list[int]()
-        for (_, end), following, token in zip(encoded.offsets, [*encoded.offsets[1:], None], encoded.ids, strict=True):
-            ids.append(token)
-            if following is None or following[1] > end:
-                found.append((part[start:end], ids))
-                start, ids = end, []
-    return found
-
-
-def received(answers: Any, name: str, tokens: Any, steps: list[tuple[str, list[int]]]) -> Any:
-    """What a client receives, and what SGLang reads of the parser at the end for arguments that were not streamed."""
-    written: list[int] = []
-
-    def fed(parse: Callable[[str], Any]) -> Iterator[Any]:
-        for text, ids in steps:
-            written.extend(ids)
-            streams._answer.set((tokens, {"output_ids": written}))
-            yield parse(text)
-
-    if answers is with_thoughts:
-        thoughts = ReasoningParser(name, tokenizer=tokens)
-        results = [*fed(thoughts.parse_stream_chunk), thoughts.parse_stream_end()]
-        return ["".join(filter(None, texts)) for texts in zip(*results, strict=True)]
-    parser = FunctionCallParser(TOOLS, "hermes" if name == "json" else name.partition(":")[0], tokenizer=tokens)
-    if name == "json":  # of a required tool; only the hook of its own method splits text
-        parser.detector, parser.reads_whole_answer = JsonArrayParser(), True
-    results = [*fed(parser.parse_stream_chunk), parser.parse_stream_end()]
-    made: dict[tuple[int, str], str] = {}
-    for call in chain(*(each for _, each in results)):
-        made[call.tool_index, "name"] = made.get((call.tool_index, "name"), "") + (call.name or "")
-        made[call.tool_index, "arguments"] = made.get((call.tool_index, "arguments"), "") + call.parameters
-    detector = parser.detector
-    return "".join(text for text, _ in results), made, detector.prev_tool_call_arr, detector.streamed_args_for_tool
-
-
-@pytest.mark.parametrize("kind", ["markers", "no markers", "no tokens"])
-@pytest.mark.parametrize(("answers", "name"), PARSERS)
-def test_steps_are_parsed_as_single_tokens(serve: Callable[[bool], None], answers: Any, name: str, kind: str) -> None:
-    tokens, draw = tokenizer(kind != "no markers"), random.Random(name)
-    for text in answers(name):
-        whole = single_tokens(text, tokens, draw)
-        if kind == "no tokens":  # then text is parsed by markers and characters
-            whole = [(match[0], []) for match in re.finditer(f"{MARKER.pattern}|.", text, re.DOTALL)]
-        for pieces in (whole, whole[:-3]):
-            serve(False)
-            expected = received(answers, name, tokens, pieces)
-            serve(True)
-            for cuts in (range(16, len(pieces), 16), sorted(draw.sample(range(1, len(pieces)), len(pieces) // 9))):
-                parts = [pieces[start:end] for start, end in pairwise([0, *cuts, len(pieces)])]
-                steps = [("".join(text for text, _ in part), [*chain(*(ids for _, ids in part))]) for part in parts]
-                assert received(answers, name, tokens, steps) == expected
-
-
-def test_a_call_is_two_events_and_what_is_no_step_is_parsed_at_once(serve: Callable[[bool], None]) -> None:
-    serve(True)
-    streams._answer.set((tokenizer(True), {}))
-    answer, whole, seen = calls("hermes", WEATHER), FunctionCallParser(TOOLS, "hermes"), list[str]()
-    assert [bool(item.name) for item in whole.parse_stream_chunk(answer)[1]] == [True, False]
-    items = streams.parse(lambda _, text: ([ToolCallItem(tool_index=text < "e", parameters=text)],), None, answer)[0]
-    assert len(items) > 1 and all(one.tool_index != two.tool_index for one, two in pairwise(items))
-    whole.parse_non_stream(answer)
-    for tokens, parser, text in [(True, None, ""), (True, None, "a"), (True, whole, answer), (False, None, answer)]:
-        streams._answer.set((tokenizer(True) if tokens else None, {}))
-        assert streams.parse(lambda _, piece: (seen.append(piece), None), parser, text) == (None, None)
-        assert seen.pop() == text and not seen
+    single = chunks(False, 1)
+    plain = single if interval == 1 else chunks(False, interval)  # whose text SGLang may send twice
+    for ours, structure, texts_of in zip(chunks(True, interval), plain, single, strict=True):
+        assert [each[1:] for each in ours] == [each[1:] for each in structure]
+        if not stream and kind == "byte-fallback":  # SGLang's whole text depends on where it cuts
+            continue
+        by_length = {len(ids): text for text, ids, *_ in texts_of}
+        for text, ids, *_ in ours:
+            expected = by_length.get(len(ids), text)
+            # SGLang holds back a word that precedes an incomplete character if it sends both in one chunk
+            assert text == expected or (stops and len(ids) < max(by_length) and text.startswith(expected))

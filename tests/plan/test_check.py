@@ -119,7 +119,7 @@ def test_the_worker_is_a_launchs(
 ) -> None:  # fmt: skip
     """What SGLang's worker serves is a warning on a GPU, and an error on the CPU platform, which has only ours."""
     monkeypatch.setenv("SGLANG_DFLASH", switch)
-    for on, level in ((LARGE_GPU, on_gpu), (CPU, "warn" if switch == "builtin" else "error")):
+    for on, level in ((LARGE_GPU, on_gpu), (CPU, "error")):
         found = report(tmp_path / on.kind, on, *flags, **changes)
         last = [each for each in found.findings if each.level == level][-1]
         assert named in last.value and found.plan is None and not last.estimated

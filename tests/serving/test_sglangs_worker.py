@@ -17,6 +17,7 @@ from tests.support.servers import draft_arguments, recorded_blocks, running, tar
 
 PAIR, NEW_TOKENS = "tiny-hybrid", 96
 PEERS = Path(__file__).parents[2] / "lab/sglang_dflash_lab/measure/peers"
+COMPARED = {"TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(PEERS)}
 Blocks = list[tuple[int, list[int]]]
 
 
@@ -27,7 +28,8 @@ def served(folder: Path, prompts: list[list[int]], block: int, **environment: st
     plugin = with_plugin(folder, "drafts", "sglangs_drafts")
     plugin["PYTHONPATH"] += os.pathsep + environment.pop("PYTHONPATH", "")
     with running(folder, *command, **plugin, **environment) as server:
-        assert ("sglang_dflash" in server.get("/server_info").json()["internal_states"][0]) != bool(environment)
+        ours = "sglang_dflash" in server.get("/server_info").json()["internal_states"][0]
+        assert ours != ("SGLANG_DFLASH" in environment)
         answers = [generate(server, prompt, NEW_TOKENS) for prompt in prompts]
     # With overlap a block may follow a finished request. The next request begins at an earlier position.
     lines, found = recorded_blocks(folder), list[Blocks]()
@@ -44,8 +46,19 @@ def served(folder: Path, prompts: list[list[int]], block: int, **environment: st
 def test_blocks_of_a_dflash2_drafter_equal_those_of_sglangs_own_worker(block: int, tmp_path: Path) -> None:
     prompts = sorted(corpus(PAIR, 6, seed=4), key=len, reverse=True)
     answers, blocks = served(tmp_path / "ours", prompts, block)
-    theirs, expected = served(
-        tmp_path / "theirs", prompts, block, SGLANG_DFLASH="builtin", TORCHDYNAMO_DISABLE="1", PYTHONPATH=str(PEERS)
-    )
+    theirs, expected = served(tmp_path / "theirs", prompts, block, SGLANG_DFLASH="builtin", **COMPARED)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in theirs]
     assert blocks == expected  # the positions show how many tokens of the block before were accepted
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fixed", "real-draft-token"])
+def test_simulated_accept_lengths_are_those_of_sglangs_own_worker(mode: str, tmp_path: Path) -> None:
+    prompts = corpus(PAIR, 4, seed=4)
+    simulated = {"SGLANG_SIMULATE_ACC_LEN": "3", "SGLANG_SIMULATE_ACC_TOKEN_MODE": mode}
+    answers, _ = served(tmp_path / "ours", prompts, 16, **simulated)
+    theirs, _ = served(tmp_path / "theirs", prompts, 16, SGLANG_DFLASH="builtin", **COMPARED, **simulated)
+    assert [each.meta["spec_verify_ct"] for each in answers] == [each.meta["spec_verify_ct"] for each in theirs]
+    assert [each.tokens for each in answers] == [each.tokens for each in theirs]
+    assert mode != "fixed" or {*answers[0].tokens[1:]} == {100}

@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -200,3 +201,45 @@ def free_bytes() -> None:
     )
     _hook("AROUND", f"{module}.get_available_gpu_memory", free)
     _hook("REPLACE", "sglang_dflash_cpu.arguments._defaults", lambda *_: {})
+
+
+def headers() -> None:
+    """A request's header ``x-regex`` is a pattern of its answer; ``x-tool-parser`` replaces the server's parsers."""
+    asked = {name: ContextVar(name, default="") for name in ("x-regex", "x-tool-parser")}
+
+    def read(app: Any) -> Any:
+        async def with_headers(scope: Any, receive: Any, send: Any) -> None:
+            sent = {name.decode(): value.decode("unicode_escape") for name, value in scope.get("headers", ())}
+            for name, variable in asked.items():
+                variable.set(sent.get(name, ""))
+            await app(scope, receive, send)
+
+        return with_headers
+
+    def add(*_: Any, **__: Any) -> None:
+        from sglang.srt.entrypoints.http_server import app
+        from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+        app.add_middleware(read)
+
+        def parser(name: str, replaced: Callable[[str], str | None]) -> property:
+            def read(chat: Any) -> str | None:
+                other = asked["x-tool-parser"].get()
+                return replaced(other) if other else vars(chat)[name]
+
+            return property(read, lambda chat, value: vars(chat).update({name: value}))
+
+        OpenAIServingChat.tool_call_parser = parser(
+            "tool_call_parser", lambda other: None if other == "none" else other
+        )
+        OpenAIServingChat.reasoning_parser = parser(
+            "reasoning_parser", lambda other: None if other == "none" else "qwen3"
+        )
+
+    def answer(_: Any, obj: Any, *__: Any) -> None:
+        if pattern := asked["x-regex"].get():
+            obj.sampling_params = {**(obj.sampling_params or {}), "regex": pattern}
+            obj.require_reasoning = False
+
+    _hook("BEFORE", "sglang.srt.entrypoints.http_server._setup_and_run_http_server", add)
+    _hook("BEFORE", "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request", answer)
