@@ -52,7 +52,9 @@ def _drafter_path(settings: Settings, pair: Pair) -> Iterator[Finding]:
             expected="a server that prefills and decodes, or a drafter",
             remedy="set --speculative-draft-model-path, or leave --disaggregation-mode out",
         )
-    for flag in (flag_of(name) for name in sorted(READ) if "_draft_" in name and getattr(settings, name)):
+    for flag in (
+        flag_of(name) for name in sorted(READ) if name.startswith("speculative_draft_") and getattr(settings, name)
+    ):
         yield error(
             f"{flag} without --speculative-draft-model-path",
             expected="a drafter for it",

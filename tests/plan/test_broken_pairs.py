@@ -32,6 +32,7 @@ NOT_ON_A_CPU = [
 # Flags without a drafter, and the refusal.
 COPIES_ALONE = {
     (): None,
+    ("--speculative-num-draft-tokens", "16"): None,
     ("--speculative-draft-window-size", "64"): "without --speculative-draft-model-path",
     ("--disaggregation-mode", "prefill"): "prefill without a drafter",
     LOSSY: "there is no drafter",
