@@ -20,7 +20,7 @@ LENGTHS = "sglang_dflash_lengths"  # in a message's ``customized_info``: per req
 
 _FLAGS = ("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
 _DECODED = ("rids", "decoded_texts", "read_offsets", *_FLAGS)
-_GRAMMARS = {"json_schema", "regex", "ebnf", "structural_tag"}
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def mark_streams(payload: Any, accumulator: Any, **_: Any) -> None:
@@ -33,7 +33,7 @@ def mark_streams(payload: Any, accumulator: Any, **_: Any) -> None:
 def decode_by_token(original: Callable[..., list[str]], manager: Any, recv_obj: Any) -> list[str]:
     """Hook around ``DetokenizerManager._decode_batch_token_id_output``: decode streamed requests token by token.
 
-    Writes the length of each token's text to the recv_obj. Lengths include what a stop string cuts off the result.
+    Writes the length of each token's text to the message. Lengths include what a stop string cuts off the result.
     """
     status, info = manager.decode_status, unwrap_from_pickle(recv_obj.customized_info) or {}
     streamed = info.get(LENGTHS) or [False] * len(recv_obj.rids)
@@ -98,8 +98,8 @@ def _joins_chunks(obj: Any, request: Any) -> bool:
         return not obj.background
     path, serving = getattr(request, "scope", {}).get("path"), get_serving()
     if path in ("/v1/chat/completions", "/v1/completions"):
-        parsed = serving.tool_call_parser or serving.reasoning_parser or not _GRAMMARS.isdisjoint(obj.sampling_params)
-        return not (parsed or obj.return_logprob)
+        grammar = any(map(obj.sampling_params.get, _GRAMMARS))
+        return not (serving.tool_call_parser or serving.reasoning_parser or grammar or obj.return_logprob)
     return bool(path == "/generate")
 
 
@@ -143,9 +143,10 @@ class _Cutter:
     def _chunk(self, answer: Any, n: int) -> Any:
         start, meta, state = self._sent if self._incremental else 0, {**answer["meta_info"]}, self._state
         if n < meta["completion_tokens"]:
-            meta |= {"finish_reason": None, "reasoning_tokens": min(meta["reasoning_tokens"], n)}
+            meta |= {"finish_reason": None, "reasoning_tokens": min(meta.get("reasoning_tokens", 0), n)}
             meta |= {key: n for key in ("completion_tokens", "output_token_logprobs_length") if key in meta}
-            if states := meta.pop("hidden_states", None) if self._obj.return_hidden_states is True else None:
+            states = meta.pop("hidden_states", None)
+            if states and self._obj.return_hidden_states is True:
                 meta["hidden_states"] = states[:n]
         lists = {name: getattr(state, name) for name in self._per_token} | state.customized_info_accumulated
         meta |= {name: values[start:n] for name, values in lists.items() if name in meta}

@@ -77,13 +77,11 @@ def rows(repeats: int) -> Iterator[list[str]]:
     pair = find_pair("tiny-hybrid", None, None)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        flags = ("--dtype", "float32", "--max-running-requests", str(STREAMS))
-        servers = {
-            name: stack.enter_context(
-                running(Launch((*Arm.parse(arm).server_args(pair), *flags, *more)), folder / f"{n}.log")
-            )
-            for n, (name, (arm, more)) in enumerate(ARMS.items())
-        }
+        flags = ("--model-path", pair.target, "--dtype", "float32", "--max-running-requests", str(STREAMS))
+        servers: dict[str, str] = {}
+        for name, (arm, more) in ARMS.items():
+            launch = Launch((*flags, *Arm.parse(arm).server_args(pair), *more))
+            servers[name] = stack.enter_context(running(launch, folder / f"{len(servers)}.log"))
         found: dict[str, list[list[float]]] = {name: [] for name in ARMS}
         for repeat in range(repeats + 1):
             for name, url in servers.items():
