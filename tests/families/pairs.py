@@ -151,6 +151,7 @@ def build(name: str, folder: Path, **drafter: Any) -> Pair:
     config = load_config(folder / "target")
     text = text_config(config)
     text.update(target.published)
+    assert text["model_type"] == name.split()[0]
     for key in [key for key, value in target.published.items() if value is None]:
         text.pop(key)
     (folder / "target" / "config.json").write_text(json.dumps(config))
