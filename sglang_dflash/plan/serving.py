@@ -181,6 +181,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
             expected="a drafter, copies, or both",
             remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
         )
+    recurrent = hybrid or pair.recurrent
     kept_by = states_kept_by(settings) if hybrid else None
     replay, requested = hybrid and kept_by is None, is_requested(settings)
     records = record_length(settings, block) if replay else 0
@@ -196,7 +197,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         kept_by=kept_by,
         records=records,
         copies=copies,
-        overlap=not settings.disable_overlap_schedule and not (pair.recurrent and _resumes_retracted(settings)),
+        overlap=not settings.disable_overlap_schedule and not (recurrent and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
         exact=requested and not against,
         inexact=against,
