@@ -180,11 +180,16 @@ def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[st
     return {
         "target_weights": _size(target.model.parameters()),
         "drafter_weights": 0 if drafter is None else _size(drafter.model.parameters()),
-        "target_kv": int(sum(target.token_to_kv_pool.get_kv_size_bytes())),  # a numpy integer is not JSON
-        "draft_kv": 0 if drafter is None else int(sum(drafter.token_to_kv_pool.get_kv_size_bytes())),
+        "target_kv": _kv_bytes(target),
+        "draft_kv": 0 if drafter is None else _kv_bytes(drafter),
         "states": states,
         "scratch": scratch,
     }
+
+
+def _kv_bytes(runner: ModelRunner) -> int:
+    size: Any = runner.token_to_kv_pool.get_kv_size_bytes()  # of K and V, or one number of latent K/V (MLA)
+    return int(sum(size) if isinstance(size, tuple) else size)  # a numpy integer is not JSON
 
 
 def _recurrent(request_pool: Any) -> tuple[int, int]:

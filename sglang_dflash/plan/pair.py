@@ -119,6 +119,11 @@ class Pair:
         return is_hybrid(self.target)
 
     @cached_property
+    def recurrent(self) -> bool:
+        """Whether requests have recurrent states: of gated delta nets or of Mamba2."""
+        return self.hybrid or has_mamba(self.text)
+
+    @cached_property
     def loaded_files(self) -> ModelFiles:
         """As loaded: SGLang's own worker dequantises nothing."""
         return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
@@ -263,6 +268,12 @@ def is_hybrid(config: Mapping[str, Any]) -> bool:
     text = text_config(config)
     layers = text.get("num_hidden_layers")
     return isinstance(layers, int) and full_layers(text) < layers
+
+
+def has_mamba(text: Mapping[str, Any]) -> bool:
+    """Return whether a target has Mamba2 layers, by Nemotron-H's pattern or list of layers."""
+    layers = text.get("layers_block_type") or text.get("layer_types") or ()
+    return "M" in str(text.get("hybrid_override_pattern") or "") or "mamba" in layers
 
 
 def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:

@@ -1,0 +1,36 @@
+"""How a target captures the layers that a drafter reads, where SGLang 0.5.23 has no working method for DFLASH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _as_for_eagle3(model: Any, layer_ids: list[int]) -> None:
+    model.set_eagle3_layers_to_capture(list(layer_ids))
+
+
+def _by_its_list(model: Any, layer_ids: list[int]) -> None:
+    model.capture_aux_hidden_states = True
+    model.model.layers_to_capture = [layer + 1 for layer in layer_ids]  # a layer's output is the next one's input
+
+
+# By class. A test compares the captured layers of each with transformers' hidden states: Gemma 3's method for EAGLE-3
+# captures without the residual. Qwen3-VL's own method calls one that its language model lacks.
+CAPTURES: dict[str, Callable[[Any, list[int]], None]] = {
+    "Glm4ForCausalLM": _by_its_list,
+    "Glm4MoeForCausalLM": _as_for_eagle3,
+    "MiniMaxM2ForCausalLM": _as_for_eagle3,
+    "Qwen2ForCausalLM": _as_for_eagle3,
+    "Qwen3VLForConditionalGeneration": _as_for_eagle3,
+}
+
+
+def capture_layers(original: Callable[..., None], **arguments: Any) -> None:
+    """Hook around ``configure_aux_hidden_state_capture``, which raises for a class without a method."""
+    model = arguments["model"]
+    capture = CAPTURES.get(type(model).__name__)
+    if capture is not None and arguments["dflash_use_aux_hidden_state"] and not arguments["is_dspark"]:
+        capture(model, arguments["dflash_target_layer_ids"])
+    else:
+        original(**arguments)
