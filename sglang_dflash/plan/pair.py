@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -116,7 +117,17 @@ class Pair:
 
     @cached_property
     def hybrid(self) -> bool:
-        return is_hybrid(self.target)
+        """Whether layers are gated delta nets."""
+        return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
+
+    @cached_property
+    def recurrent(self) -> bool:
+        """Whether layers keep a state, of which the prefix cache takes snapshots."""
+        return self.hybrid or self.layers.mamba > 0
+
+    @cached_property
+    def layers(self) -> Layers:
+        return layers_of(self.text)
 
     @cached_property
     def loaded_files(self) -> ModelFiles:
@@ -252,23 +263,27 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
     )
 
 
-def full_layers(text: Mapping[str, Any]) -> int:
+@dataclass(frozen=True)
+class Layers:
+    """Layers of a target by what they keep of a request: K/V of all tokens or of a window, or a recurrent state."""
+
+    full: int
+    sliding: int = 0
+    delta: int = 0  # gated delta net
+    mamba: int = 0  # Mamba2
+
+
+def layers_of(text: Mapping[str, Any]) -> Layers:
+    """Count the layers of a target. Nemotron-H names them ``M*-E`` or in words; its MLPs and experts keep nothing."""
+    blocks = text.get("layers_block_type") or text.get("hybrid_override_pattern")
     types = text.get("layer_types")
+    if isinstance(blocks, str | list):
+        kinds = Counter(map(str, blocks))
+        return Layers(kinds["*"] + kinds["attention"], mamba=kinds["M"] + kinds["mamba"])
     if isinstance(types, list):
-        return sum(kind != "linear_attention" for kind in types)
-    return count(text, "num_hidden_layers") // count(text, "full_attention_interval", 1)
-
-
-def is_hybrid(config: Mapping[str, Any]) -> bool:
-    text = text_config(config)
-    layers = text.get("num_hidden_layers")
-    return isinstance(layers, int) and full_layers(text) < layers
-
-
-def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
-    """Return the elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers."""
-    layers = count(text, "num_hidden_layers") - full_layers(text)
-    heads, value_dim, key_dim = (
-        count(text, f"linear_{key}", 0) for key in ("num_value_heads", "value_head_dim", "key_head_dim")
-    )
-    return max(0, layers) * (heads // tp_size) * value_dim * key_dim
+        kinds = Counter(map(str, types))
+        sliding, delta = kinds[SLIDING], kinds["linear_attention"]
+        return Layers(len(types) - sliding - delta, sliding, delta)
+    layers = count(text, "num_hidden_layers")
+    full = layers // count(text, "full_attention_interval", 1)
+    return Layers(full, delta=layers - full)

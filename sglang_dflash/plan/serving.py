@@ -80,7 +80,7 @@ def draft_window(settings: Settings, pair: Pair) -> DraftWindow | None:
     tokens = context_window(requested, pair.drafter)
     if tokens is None:
         return None
-    lag = snapshot_grid(settings, pair) if pair.hybrid else settings.page
+    lag = snapshot_grid(settings, pair) if pair.recurrent else settings.page
     caches &= settings.disaggregation_mode != "decode"
     window = DraftWindow(tokens, pair.block_size(settings), settings.page, lag, caches)
     moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
@@ -181,7 +181,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
             expected="a drafter, copies, or both",
             remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
         )
-    kept_by = states_kept_by(settings) if hybrid else None
+    recurrent, kept_by = hybrid or pair.layers.mamba > 0, states_kept_by(settings) if hybrid else None
     replay, requested = hybrid and kept_by is None, is_requested(settings)
     records = record_length(settings, block) if replay else 0
     dtype = state_dtype(settings, pair, device) if replay else None
@@ -196,7 +196,8 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         kept_by=kept_by,
         records=records,
         copies=copies,
-        overlap=not settings.disable_overlap_schedule and not (hybrid and _resumes_retracted(settings)),
+        overlap=not settings.disable_overlap_schedule
+        and not ((hybrid or pair.layers.mamba) and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
         exact=requested and not against,
         inexact=against,

@@ -40,6 +40,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "speculative_dflash_block_size": (2, 1 << 12),
     "speculative_draft_window_size": (1, 1 << 31),
     "speculative_num_draft_tokens": (2, 1 << 12),  # an anchor and a draft
+    "swa_full_tokens_ratio": (1e-6, 1),
     "tp_size": (1, 1 << 16),
 }
 _OTHERS = {
@@ -47,6 +48,7 @@ _OTHERS = {
     "weights": ("quantization", "cpu_offload_gb", "offload_group_size", "enable_weights_cpu_backup", "enable_lora"),
     "device": ("device", "base_gpu_id", "enable_memory_saver", "enable_torch_compile", "enable_nvidia_megakernel"),
     "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory", "enable_hierarchical_cache"),
+    "sliding layers": ("disable_hybrid_swa_memory",),
     "attention": ("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
     "linear attention": ("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend"),
     "verify of states": ("linear_attn_verify_backend", "enable_linear_replayssm", "enable_linear_replayssm_spec"),
