@@ -196,8 +196,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         kept_by=kept_by,
         records=records,
         copies=copies,
-        overlap=not settings.disable_overlap_schedule
-        and not ((hybrid or pair.layers.mamba) and _resumes_retracted(settings)),
+        overlap=not settings.disable_overlap_schedule and not (recurrent and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
         exact=requested and not against,
         inexact=against,
