@@ -21,7 +21,8 @@ from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.choice import PROVEN, unproven_kind
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import EVICTED, SLIDING_SHARE, STATE_SHARE
-from sglang_dflash.plan.pair import Pair, count
+from sglang_dflash.plan.layers import count
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import draft_window
 from sglang_dflash.plan.settings import Settings, in_transfer, slots_per_request
 from sglang_dflash.plan.states import CONV_DTYPE, ring_length, state_dtype, states_kept_by

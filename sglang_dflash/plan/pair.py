@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,9 @@ from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.layers import Layers, count, layers_of
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
@@ -38,7 +39,6 @@ _SHAPES = {
     "MLP": ("intermediate_size", "num_experts", "moe_intermediate_size"),
 }
 _ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
-_MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
 
 
@@ -185,7 +185,7 @@ class Pair:
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and device.capability is not None:
-            chosen = device.default_backend
+            chosen = default_backend(self.text, device)
         slides = set(self.drafter.layer_types) == {SLIDING}
         if chosen == "trtllm_mha" and not (slides or self.drafter.is_causal):
             return "fa4" if device.capability is not None and device.capability[0] == 10 else "flashinfer"
@@ -247,43 +247,3 @@ def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
     if str(stored.get("quant_method")).startswith("modelopt") and isinstance(scheme, Mapping):
         algorithm = "FP8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else None
     return "fp8_e4m3" if str(algorithm).upper() == "FP8" else served
-
-
-def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a size, or ``default`` if it is absent or 0; else raise DFlashError."""
-    value = text.get(key)
-    if default is not None and (value is None or value == 0):
-        return default
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE:
-        return value
-    raise DFlashError(
-        f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_MAX_SIZE}",
-        remedy="check the target's config.json",
-    )
-
-
-@dataclass(frozen=True)
-class Layers:
-    """Layers of a target by what they keep of a request: K/V of all tokens or of a window, or a recurrent state."""
-
-    full: int
-    sliding: int = 0
-    delta: int = 0  # gated delta net
-    mamba: int = 0  # Mamba2
-
-
-def layers_of(text: Mapping[str, Any]) -> Layers:
-    """Count the layers of a target. Nemotron-H names them ``M*-E`` or in words; its MLPs and experts keep nothing."""
-    blocks = text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    types = text.get("layer_types")
-    if isinstance(blocks, str | list):
-        kinds = Counter(map(str, blocks))
-        return Layers(kinds["*"] + kinds["attention"], mamba=kinds["M"] + kinds["mamba"])
-    if isinstance(types, list):
-        kinds = Counter(map(str, types))
-        sliding, delta = kinds[SLIDING], kinds["linear_attention"]
-        return Layers(len(types) - sliding - delta, sliding, delta)
-    layers = count(text, "num_hidden_layers")
-    full = layers // count(text, "full_attention_interval", 1)
-    return Layers(full, delta=layers - full)
