@@ -23,6 +23,9 @@ OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
 MAX_RUNNING = 48  # for DFLASH
+# attention backend -> its pages, tokens; SGLang replaces other sizes by 64
+_MLA_PAGES = dict.fromkeys(("cutedsl_mla", "trtllm_mla"), (32, 64))
+_PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
 # --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 
@@ -143,8 +146,8 @@ class Settings:
     def page(self) -> int:
         """Tokens per K/V page: ``--page-size``, or what the attention backend forces."""
         backends = {self.attention_backend, self.prefill_attention_backend, self.decode_attention_backend}
-        if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
-            return self.page_size if self.page_size in (16, 32, 64, 128) else 64
+        for backend in {*backends, self.speculative_draft_attention_backend} & _PAGES.keys():
+            return self.page_size if self.page_size in _PAGES[backend] else 64
         return self.page_size or (128 if "fa4" in backends else 1)
 
     @property
