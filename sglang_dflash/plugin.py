@@ -54,7 +54,7 @@ def _register_hooks() -> None:
 
 def tables() -> tuple[Hooks, Hooks]:
     """Return what is hooked before there is a plan, in every process and in schedulers."""
-    from sglang_dflash.launch import flags, resolve, takeover
+    from sglang_dflash.launch import capture, flags, resolve, takeover
     from sglang_dflash.upstream.hooks import Hooks
 
     of_all = Hooks(
@@ -66,11 +66,11 @@ def tables() -> tuple[Hooks, Hooks]:
         around={CREATE_WORKER.removeprefix("sglang.srt."): _choose_worker},
         after={"server_args.ServerArgs.add_cli_args": flags.accept_old_flags},
     )
-    auxiliary = "model_executor.model_runner_components.spec_aux_hidden_state"
+    parts = "model_executor.model_runner_components"
     of_schedulers = Hooks(
         around={
-            "models.qwen3_vl.Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture": takeover.capture_layers,
-            f"{auxiliary}._resolve_dflash_aux_hidden_state": resolve.capture_without_drafter,
+            f"{parts}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
+            f"{parts}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": resolve.capture_without_drafter,
         }
     )
     return of_all, of_schedulers

@@ -40,7 +40,9 @@ def create_attention(runner: Any) -> Any:
     from sglang.srt.runtime_context import get_exec
 
     from sglang_dflash_cpu.layers.attention_backend import TorchAttentionBackend
+    from sglang_dflash_cpu.replacements import complete_models
 
+    complete_models()
     deterministic = get_exec().deterministic.enable_deterministic_inference
     return TorchAttentionBackend(runner, by_row=deterministic and not runner.is_draft_worker)
 

@@ -29,7 +29,7 @@ SMALL_PART = 0.1  # of the machine's memory
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 _PLAIN = (None, "unquant")
-_DECODERS = "dense, MoE or gated-delta-net hybrid decoders with grouped-query attention"
+_DECODERS = "dense, MoE, gated-delta-net or Mamba2 hybrid decoders with grouped-query or latent attention"
 _GPU = "serve it on a GPU, where this platform stays inactive"
 # Checkpoints may use other names (GPT-2's n_layer).
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -77,6 +77,7 @@ def install() -> None:
 
     register_resolution_hook("handle_hardware_runtime_validation")(validate_runtime)
     register_resolution_hook("handle_cpu_backends")(choose_backends)
+    register_resolution_hook("handle_model_specific_adjustments")(adjust_model)
 
 
 def validate_runtime(server_args: Any, previous: Step) -> None:
@@ -113,6 +114,20 @@ def choose_backends(server_args: Any, previous: Step) -> None:
     logger.info("CPU platform defaults: %s", ", ".join(f"{k}={v}" for k, v in settings.items()) or "none")
 
 
+def adjust_model(server_args: Any, previous: Step) -> None:
+    """Wrap ``handle_model_specific_adjustments``: some models list the attention backends that they accept."""
+    from sglang.srt.arg_groups import model_hook
+
+    def as_triton(cfg: Any) -> tuple[str, ...]:
+        return tuple("triton" if backend == ATTENTION_BACKEND else backend for backend in backends_of(cfg))
+
+    backends_of, model_hook.attention_backends_of = model_hook.attention_backends_of, as_triton
+    try:
+        previous(server_args)
+    finally:
+        model_hook.attention_backends_of = backends_of
+
+
 def check_before_model(cfg: Any, known: list[str]) -> None:
     """Refuse a missing model folder and an unknown attention backend."""
     backends = [(field, getattr(cfg, field)) for field in _ATTENTION_FIELDS]
@@ -136,17 +151,19 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
     name = ", ".join(model_config.hf_config.architectures or ["unnamed"])
     attention = model_config.attention_arch
-    other_recurrence = mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None
+    is_other = attention not in (AttentionArch.MHA, AttentionArch.MLA)
+    served = hybrid_gdn_config(model_config) or mamba2_config(model_config)
+    other_recurrence = mambaish_config(model_config) is not None and served is None
     scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
     drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
     _refuse(
-        (attention != AttentionArch.MHA, f"{name} uses {attention.name} attention", _DECODERS, _GPU),
-        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net", _DECODERS, _GPU),
+        (is_other, f"{name} uses {attention.name} attention", _DECODERS, _GPU),
+        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _DECODERS, _GPU),
         (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _DECODERS, _GPU),
         (
             scheme not in _PLAIN,

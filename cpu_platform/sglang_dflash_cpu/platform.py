@@ -61,7 +61,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: Literal["mha", "mla", "dsa"]) -> type | None:
-        if kind != "mha":  # requested at every start; models that use it are refused earlier
+        if kind != "mha":  # SGLang's own pool of latent K/V runs on a CPU
             return None
         from sglang_dflash_cpu.layers.pools import CpuKVPool
 

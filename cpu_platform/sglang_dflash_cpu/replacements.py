@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.layers import conv, dense, gdn, pools, step_ops
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND, conv, dense, gdn, mamba2, pools, step_ops
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ def _load_adapters(original: Callable[..., None], self: Any, *args: Any, **kwarg
     original(self, *args, **kwargs)
 
 
+def _rope_of_any_kind(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if (options.get("rope_scaling") or {}).get("rope_type") != "deepseek_yarn":
+        options.pop("device", None)
+    return original(*args, **options)
+
+
 def _leave_unpinned(buffer: Tensor, registration_granularity_bytes: int | None = None) -> None:
     return None
 
@@ -75,6 +82,8 @@ def _leave_unpinned(buffer: Tensor, registration_granularity_bytes: int | None =
 def _pad_heads(original: Callable[..., Any], model_config: Any, load_config: Any, tp_size: int) -> Any:
     from sglang.srt.runtime_context import get_parallel
 
+    if hasattr(model_config.hf_text_config, "global_head_dim"):  # Gemma 4's layers differ, and are not padded
+        return model_config
     return original(model_config, load_config, get_parallel().attn_tp_size)
 
 
@@ -104,6 +113,7 @@ _DISTRIBUTED = "sglang.srt.distributed."
 _DISAGGREGATION = "sglang.srt.disaggregation."
 _PREFILL_SERVER = _DISAGGREGATION + "prefill.SchedulerDisaggregationPrefillMixin."
 _LINEAR = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod."
+_MOE = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe."
 _NORM = "sglang.srt.layers.layernorm."
 _PROJECTIONS = "sglang.kernels.ops.attention.triton_gdn_fused_proj."
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton."
@@ -145,9 +155,14 @@ TABLE: tuple[Replacement, ...] = (
     # Slow: weights stored by output on Intel processors, float32 products of MKL on AMD processors
     Replacement(_LINEAR + "create_weights", dense.create_weights),
     Replacement(_LINEAR + "apply", dense.apply),
+    # Triton: the soft cap of logits. torch.compile: gpt-oss's activation (100 s)
+    Replacement("sglang.kernels.ops.activation.softcap.softcap_inplace_logits", dense.softcap),
+    Replacement(_MOE + "swiglu_gpt_oss_sigmoid_alpha", dense.swiglu),
     # Slow: 7 and 8 calls with 2 reductions
     Replacement(_NORM + "RMSNorm.forward_native", dense.rms_norm),
     Replacement(_NORM + "GemmaRMSNorm.forward_native", dense.gemma_rms_norm),
+    # Wrong: without the router's scale, which SGLang folds into the weight of a norm without one
+    Replacement(_NORM + "Gemma4RMSNorm.forward_native", dense.gemma4_rms_norm),
     # Triton: GDN layers of Qwen3-Next and Qwen3.5, in call order
     Replacement(_PROJECTIONS + "fused_qkvzba_split_reshape_cat", gdn.split_grouped),  # Qwen3-Next
     Replacement(_PROJECTIONS + "fused_qkvzba_split_reshape_cat_contiguous", gdn.split),  # Qwen3.5
@@ -159,17 +174,30 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_VERIFY, gdn.verify),
     Replacement(_DELTA_RULE + "fused_norm_gate.rms_norm_gated", dense.rms_norm_gated),  # Qwen3-Next
     Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", dense.layernorm_gated),  # Qwen3.5
+    # Triton: Mamba-2
+    Replacement("sglang.kernels.ops.mamba.triton_ops.ssu_dispatch.selective_state_update", mamba2.update),
+    Replacement("sglang.kernels.ops.mamba.triton_ops.ssd_combined.mamba_chunk_scan_combined", mamba2.prefill),
+    # Refuses other rotary embeddings than DeepSeek's in MLA layers
+    Replacement("sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper", _rope_of_any_kind),
     # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows
     Replacement(_STATES + "track_mamba_states_all_layers", pools.track),
+    Replacement(_STATES + "track_mamba_states_if_needed", pools.track_layer),
     Replacement(_STATES + "scatter_mamba_states_after_mtp_verify", pools.commit),
     # Triton: gates of the attention's output and of the shared expert
     Replacement(_ELEMENTWISE + "fused_sigmoid_mul", dense.sigmoid_mul),
     Replacement(_ELEMENTWISE + "fused_gate_sigmoid_mul_add", dense.add_gated),
 )
 
+# Of modules that only schedulers import
+OF_MODELS: tuple[Replacement, ...] = (
+    # Triton: MiniMax-M2's norms of queries and keys
+    Replacement("sglang.srt.models.minimax_m2.rms_sumsq_serial", dense.sums_of_squares),
+    Replacement("sglang.srt.models.minimax_m2.rms_apply_serial", dense.norm_queries_and_keys),
+)
+
 
 def install() -> None:
-    """Register every row, once per process, and disable ``pin_memory`` and ``record_stream``."""
+    """Register every row of ``TABLE``, once per process, and disable ``pin_memory`` and ``record_stream``."""
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -185,6 +213,23 @@ def missing_hooks() -> list[str]:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     return [row.path for row in TABLE if row.path not in HookRegistry._patched]
+
+
+def complete_models() -> None:
+    """Complete SGLang's models in a scheduler, which has imported them."""
+    from sglang.srt.layers.attention.mamba import mamba
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    for row in OF_MODELS:
+        module, _, name = row.path.rpartition(".")
+        setattr(import_module(module), name, row.function)
+    # Mamba2's layers bind a convolution on GPUs alone
+    for suffix in ("", "_triton"):
+        setattr(mamba, f"causal_conv1d_fn{suffix}", conv.prefill)
+        setattr(mamba, f"causal_conv1d_update{suffix}", conv.update)
+    # MLA is always absorbed: the K/V pool then holds what attention reads
+    AttentionBackendRegistry.register(ATTENTION_BACKEND, lambda attention, batch: AttnForwardMethod.MLA)
 
 
 def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -159,17 +159,6 @@ def our_worker() -> type:
     return DFlashWorker
 
 
-def capture_layers(original: Callable[..., None], model: Any, layer_ids: list[int]) -> None:
-    """Hook around ``Qwen3VLForConditionalGeneration.set_dflash_layers_to_capture``, which fails in SGLang 0.5.23.
-
-    It calls a method that Qwen3-VL's language model lacks. EAGLE-3's captures the same layers.
-    """
-    if hasattr(model.model, "set_dflash_layers_to_capture"):
-        original(model, layer_ids)
-    else:
-        model.set_eagle3_layers_to_capture(layer_ids)
-
-
 @cache
 def check_sglang() -> None:
     """Raise DFlashError for an untested SGLang, or without a name or hook that we need."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,7 +69,8 @@ class TargetVocabulary:
                 expected="a vocabulary that reaches every rank",
                 remedy="lower --tp-size",
             )
-        embedding = unwrap_lora_layer(target.get_input_embeddings())
+        find = target.get_input_embeddings  # MiniMax-M2's takes token ids and embeds them
+        embedding = unwrap_lora_layer(target.model.embed_tokens if signature(find).parameters else find())
         if mask_embedding is not None:
             mask_embedding = mask_embedding.to(embedding.weight)
         noise_scale = getattr(target, "get_dflash_noise_embedding_scale", lambda: 1.0)
@@ -108,7 +110,7 @@ class TargetVocabulary:
             int64 and float32 [bs, n], the tokens and the leads of the best over the second.
         """
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
-        if get_parallel().tp_group.world_size == 1 and self.logit_scale == 1.0 and self.logit_cap is None:
+        if not self._is_divided and self.logit_scale == 1.0 and self.logit_cap is None:
             return likeliest_tokens(self._shard_logits(rows).view(shape), CANDIDATES, positions, noise)
         logits, tokens = self.top_k(rows, CANDIDATES, noise)
         return walk_candidates(tokens.view(shape), logits.view(shape), anchors, positions, noise)
@@ -125,13 +127,18 @@ class TargetVocabulary:
         """Return the same, without scale and cap, from this rank's logits [n, num_ids]."""
         group = get_parallel().tp_group
         logits, tokens = leading_tokens(logits, min(k, self.num_ids), noise)
-        if group.world_size > 1:
+        if self._is_divided:
             # a stable sort orders equal logits alike on every rank; float32 holds token ids exactly up to 2**24
             sent = torch.stack((logits, (tokens + self.first_id).float()))
             logits, ids = group.all_gather(sent[None], dim=0).movedim(0, 2).flatten(2)
             logits, order = logits.sort(dim=1, descending=True, stable=True)
             logits, tokens = logits[:, :k].contiguous(), ids.gather(1, order[:, :k]).long()
         return logits, tokens
+
+    @property
+    def _is_divided(self) -> bool:
+        # every rank holds all of Gemma 4's tied head, a plain embedding
+        return get_parallel().tp_group.world_size > 1 and hasattr(self.lm_head, "shard_indices")
 
     def _shard_logits(self, hidden: Tensor) -> Tensor:
         weight = getattr(self.lm_head, "weight", None)  # AWQ's and GPTQ's heads have a packed qweight instead

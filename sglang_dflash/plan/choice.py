@@ -4,47 +4,106 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
 from sglang_dflash.errors import Finding, error, raise_first_error
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.layers import has_mamba
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH, Settings
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
 SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 
-# kind of target -> its model types, and the test that runs it (docs/compatibility.md)
+_EQUALITY, _CARDS, _IMAGES, _FAMILIES = (
+    f"tests/{name}.py"
+    for name in ("serving/test_dflash_equality", "serving/test_cards", "serving/test_images", "families/test_families")
+)
+
+
+class Proof(NamedTuple):
+    """What has run targets of one kind.
+
+    Attributes:
+        tests: by model type of the text configuration, the test that serves it on the CPU platform and compares its
+            tokens and captured layers.
+        mechanisms: those of its layers that need more than full attention.
+        rehearsed: whether ``tests/rehearsal`` runs its attention and states in SGLang's own GPU kernels. The variable
+            alone serves other kinds.
+    """
+
+    tests: Mapping[str, str]
+    mechanisms: frozenset[str] = frozenset()
+    rehearsed: bool = False
+
+
+_SLIDES, _LATENT, _MAMBA = "layers of the type sliding_attention", "latent attention (MLA)", "Mamba2 layers"
+_DELTA_NET = "layers of the type linear_attention"
+# By kind of target (docs/compatibility.md)
 PROVEN = {
-    "dense, full attention": (
-        {"llama", "qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text"},
-        "tests/serving/test_dflash_equality.py",
+    "dense, full attention": Proof(
+        {"qwen3": _EQUALITY, **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), _IMAGES)}
+        | dict.fromkeys(("glm4", "llama", "ministral3", "mistral", "qwen2"), _FAMILIES),
+        rehearsed=True,
     ),
-    "mixture of experts, full attention": (
-        {"qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"},
-        "tests/serving/test_dflash_equality.py",
+    "mixture of experts, full attention": Proof(
+        dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_moe"), _FAMILIES)
+        | dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), _IMAGES),
+        rehearsed=True,
     ),
-    "hybrid, gated delta net and full attention": (
-        {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"},
-        "tests/serving/test_cards.py",
+    "hybrid, gated delta net and full attention": Proof(
+        dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _CARDS),
+        frozenset({_DELTA_NET}),
+        rehearsed=True,
+    ),
+    "sliding and full attention": Proof({"gpt_oss": _FAMILIES, "gemma4_text": _FAMILIES}, frozenset({_SLIDES})),
+    "latent attention": Proof(
+        dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT})
+    ),
+    "hybrid, Mamba2 and full attention": Proof({"nemotron_h": _FAMILIES}, frozenset({_MAMBA})),
+}
+# Model types whose embedding is whole in each DP-attention group, since a drafter embeds at times when no other group
+# does, and which a test serves so.
+LOCAL_EMBEDDING = {
+    *("qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+}
+# Model types that SGLang 0.5.23 cannot serve with a drafter, in this package or without it
+LEFT = {
+    **dict.fromkeys(
+        ("gemma3", "gemma3_text"),
+        "SGLang captures Gemma 3's layers without the residual, so a drafter reads wrong states",
+    ),
+    **dict.fromkeys(
+        ("qwen4_exp", "qwen4_exp_text"),
+        "SGLang captures no layers of Qwen3.8-Flash-Next, whose index of keys breaks with blocks, and no DFlash drafter "
+        "is published for it",
     ),
 }
-# Model types whose embedding is whole in each DP-attention group: a drafter embeds at times when no other group does.
-LOCAL_EMBEDDING = set[str]().union(*(model_types for model_types, _ in PROVEN.values())) - {"llama"}
-_PROVEN_LAYERS = {FULL, "linear_attention"}
 
 
 def unproven_kind(target: Mapping[str, Any]) -> str | None:
     """Return the parts of a target that no test of this package runs, or None."""
     text = text_config(target)
-    layers, family = {*map(str, text.get("layer_types") or ())}, str(text.get("model_type"))
-    kinds = {"KDA states": "linear_attn_config" in text, "latent attention (MLA)": text.get("kv_lora_rank")}
-    kinds |= {f"layers of the type {kind}": True for kind in sorted(layers - _PROVEN_LAYERS)}
-    if not any(kinds.values()):
-        kinds = {f"model_type {family}": not any(family in model_types for model_types, _ in PROVEN.values())}
-    return ", ".join(kind for kind, applies in kinds.items() if applies) or None
+    family = str(text.get("model_type"))
+    proof = _proof(text)
+    kinds = _mechanisms(text) - (proof.mechanisms if proof is not None else {_DELTA_NET})
+    if not kinds and proof is None:
+        kinds = {f"model_type {family}"}
+    return ", ".join(sorted(kinds)) or None
+
+
+def _proof(text: Mapping[str, Any]) -> Proof | None:
+    return next((proof for proof in PROVEN.values() if text.get("model_type") in proof.tests), None)
+
+
+def _mechanisms(text: Mapping[str, Any]) -> set[str]:
+    found = {"KDA states": "linear_attn_config" in text, _LATENT: text.get("kv_lora_rank"), _MAMBA: has_mamba(text)}
+    found["sparse attention (DSA)"] = text.get("index_topk")
+    of_layers = {*map(str, text.get("layer_types") or ())} - {FULL, "attention", "mamba", "mlp", "moe"}
+    return {name for name, applies in found.items() if applies} | {f"layers of the type {kind}" for kind in of_layers}
 
 
 def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None:
@@ -57,12 +116,23 @@ def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None
         reason = ON_ROCM
     else:
         pair.check_type()
-        kind = unproven_kind(pair.target)
-        if kind is None or settings.variable(SWITCH) == OURS:
-            return None
-        reason = f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
+        if (reason := LEFT.get(str(pair.text.get("model_type")))) is None:
+            missing = _missing(pair, device)
+            if missing is None or settings.variable(SWITCH) == OURS:
+                return None
+            reason = f"{missing} ({SWITCH}={OURS} serves it)"
     raise_first_error(_served_by_neither(reason, pair, device))
     return reason
+
+
+def _missing(pair: Pair, device: Device) -> str | None:
+    if kind := unproven_kind(pair.target):
+        return f"no test of sglang-dflash runs a target with {kind}"
+    proof = _proof(pair.text)
+    if proof is None or proof.rehearsed or device.kind == "cpu":
+        return None
+    kinds = ", ".join(sorted(proof.mechanisms))
+    return f"no test of sglang-dflash runs SGLang's GPU kernels for a target with {kinds}"
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, device: Device) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, ok, warn
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.layers import has_mamba
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings
 from sglang_dflash.plan.states import CONV_DTYPE
@@ -33,6 +34,7 @@ def reasons_against_exact(settings: Settings, pair: Pair, device: Device, *, rep
         "--enable-mixed-chunk decodes rows in a prefill": settings.enable_mixed_chunk,
         "the target has sliding-window layers": slides,
         "the target has MLA layers": text.get("kv_lora_rank") is not None,
+        "the target has Mamba2 layers, whose kernels no test compares": has_mamba(text),
         "LoRA adapters are served": settings.enable_lora,
         f"--tp-size {settings.tp_size} sums over ranks": settings.tp_size > 1,
     }

@@ -38,16 +38,23 @@ class Layers:
 
 
 def layers_of(text: Mapping[str, Any]) -> Layers:
-    """Count the layers of a target. Nemotron-H names them ``M*-E`` or in words; its MLPs and experts keep nothing."""
-    blocks = text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    types = text.get("layer_types")
-    if isinstance(blocks, str | list):
-        kinds = Counter(map(str, blocks))
-        return Layers(kinds["*"] + kinds["attention"], mamba=kinds["M"] + kinds["mamba"])
-    if isinstance(types, list):
-        kinds = Counter(map(str, types))
-        sliding, delta = kinds[SLIDING], kinds["linear_attention"]
-        return Layers(len(types) - sliding - delta, sliding, delta)
-    layers = count(text, "num_hidden_layers")
-    full = layers // count(text, "full_attention_interval", 1)
-    return Layers(full, delta=layers - full)
+    """Count the layers of a target. Nemotron-H's MLPs and experts are layers that keep nothing."""
+    kinds = _kinds(text)
+    if not kinds:
+        layers = count(text, "num_hidden_layers")
+        full = layers // count(text, "full_attention_interval", 1)
+        return Layers(full, delta=layers - full)
+    sliding, delta, mamba = kinds[SLIDING], kinds["linear_attention"], kinds["M"] + kinds["mamba"]
+    others = sum(kinds[kind] for kind in ("-", "E", "mlp", "moe"))
+    return Layers(kinds.total() - sliding - delta - mamba - others, sliding, delta, mamba)
+
+
+def has_mamba(text: Mapping[str, Any]) -> bool:
+    kinds = _kinds(text)
+    return kinds["M"] + kinds["mamba"] > 0
+
+
+def _kinds(text: Mapping[str, Any]) -> Counter[str]:
+    # by name, or Nemotron-H's pattern of letters
+    names = text.get("layers_block_type") or text.get("hybrid_override_pattern") or text.get("layer_types")
+    return Counter(map(str, names)) if isinstance(names, str | list) else Counter()

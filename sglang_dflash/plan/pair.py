@@ -16,7 +16,7 @@ from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builti
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.layers import Layers, count, layers_of
+from sglang_dflash.plan.layers import Layers, count, has_mamba, layers_of
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
@@ -122,8 +122,8 @@ class Pair:
 
     @cached_property
     def recurrent(self) -> bool:
-        """Whether layers keep a state, of which the prefix cache takes snapshots."""
-        return self.hybrid or self.layers.mamba > 0
+        """Whether requests have recurrent states: of gated delta nets or of Mamba2."""
+        return self.hybrid or has_mamba(self.text)
 
     @cached_property
     def layers(self) -> Layers:

@@ -68,9 +68,12 @@ class TorchAttentionBackend(AttentionBackend):
         layer: Any,
         forward_batch: Any,
         save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
         **unsupported: Any,
     ) -> Tensor:
         """Attend in one layer, in any forward mode: ``q [tokens, H*D]`` to ``[tokens, H*Dv]``.
+
+        Absorbed MLA is attention with one K/V head, whose values are the first columns of its keys.
 
         Raises:
             DFlashError: the layer needs an unsupported operation.
@@ -84,13 +87,13 @@ class TorchAttentionBackend(AttentionBackend):
         mode = forward_batch.forward_mode
         verifies = mode.is_decode() or mode.is_target_verify()
         if verifies and self._by_row and not self._kind(layer)[2]:
-            out = attend_rows(q, k_pool, v_pool, self._rows_of(layer, forward_batch), scale=layer.scaling)
+            out = attend_rows(q, k_pool, v_pool, self._rows_of(layer, forward_batch), scale=layer.scaling, sinks=sinks)
         elif verifies:
             keys, batch = self._keys_of(layer, forward_batch), forward_batch.batch_size
-            out = attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling)
+            out = attend(q, k_pool, v_pool, keys, batch=batch, scale=layer.scaling, sinks=sinks)
         else:
-            out = self._prefill(q, layer, forward_batch)
-        return out.view(q.shape[0], -1)
+            out = self._prefill(q, layer, forward_batch, sinks)
+        return out.reshape(q.shape[0], -1)
 
     forward_decode = forward_extend
 
@@ -122,12 +125,13 @@ class TorchAttentionBackend(AttentionBackend):
             self._rows[window] = row_keys(Contexts(self.req_to_token_pool.req_to_token, rows, lens), window=window)
         return self._rows[window]
 
-    def _prefill(self, q: Tensor, layer: Any, forward_batch: Any) -> Tensor:
+    def _prefill(self, q: Tensor, layer: Any, forward_batch: Any, sinks: Tensor | None) -> Tensor:
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         k_pool, v_pool = self.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         window, causal, swa = self._kind(layer)
         by_row = self._by_row and causal and not swa
-        options: dict[str, Any] = {"window": window, "scale": layer.scaling} | ({} if by_row else {"causal": causal})
+        options: dict[str, Any] = {"window": window, "scale": layer.scaling, "sinks": sinks}
+        options |= {} if by_row else {"causal": causal}
         start = 0
         for row, prefix, length in zip(
             forward_batch.req_pool_indices.numpy().tolist(),

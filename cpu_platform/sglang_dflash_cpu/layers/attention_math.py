@@ -102,11 +102,17 @@ def row_keys(contexts: Contexts, *, window: int | None) -> list[tuple[Tensor, Ke
 
 
 def attend_rows(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, groups: list[tuple[Tensor, Keys]], *, scale: float
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    groups: list[tuple[Tensor, Keys]],
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     out = q.new_empty(*q.shape[:2], v_pool.shape[-1])
     for rows, keys in groups:
-        out[rows] = attend(q[rows], k_pool, v_pool, [keys], batch=len(rows), scale=scale)
+        out[rows] = attend(q[rows], k_pool, v_pool, [keys], batch=len(rows), scale=scale, sinks=sinks)
     return out
 
 
@@ -160,25 +166,44 @@ def separate_block_keys(contexts: Contexts, block_slots: Tensor, *, causal: bool
     return [Keys(each, mask[:, -each.shape[0] :]) for each in slots]
 
 
-def attend(q: Tensor, k_pool: Tensor, v_pool: Tensor, keys: list[Keys], *, batch: int, scale: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    keys: list[Keys],
+    *,
+    batch: int,
+    scale: float,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend from ``T`` tokens of each of ``batch`` requests: ``q [B*T, H, D]`` to ``[B*T, H, Dv]``.
 
     Args:
         k_pool, v_pool: ``[slots, G, D]`` and ``[slots, G, Dv]``, any float dtype.
         keys: of the whole batch, or of each request.
         scale: of the scores.
+        sinks: score of each head that adds to its softmax's sum only, ``[H]``, or None.
     """
     if len(keys) > 1:
         blocks = zip(q.chunk(len(keys)), keys, strict=True)
-        return torch.cat([attend(block, k_pool, v_pool, [own], batch=1, scale=scale) for block, own in blocks])
+        parts = [attend(block, k_pool, v_pool, [own], batch=1, scale=scale, sinks=sinks) for block, own in blocks]
+        return torch.cat(parts)
     slots, mask = keys[0].slots, keys[0].mask
     k, v = (pool.index_select(0, slots).float().view(batch, -1, *pool.shape[1:]) for pool in (k_pool, v_pool))
-    out = _attention(q.float().view(batch, -1, *q.shape[1:]), k, v, mask, scale=scale)
+    out = _attention(q.float().view(batch, -1, *q.shape[1:]), k, v, mask, scale=scale, sinks=sinks)
     return out.reshape(*q.shape[:2], -1).to(q.dtype)
 
 
 def attend_prompt(
-    q: Tensor, k: Tensor, v: Tensor, *, prefix: int, causal: bool, window: int | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    prefix: int,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend from a prompt chunk of one request to its prefix and itself; return ``[T, H, Dv]``.
 
@@ -187,7 +212,7 @@ def attend_prompt(
         k, v: ``[C, G, D]``, up to the chunk's end, without positions before the window.
     """
     q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-    if prefix == 0 and causal and window is None:
+    if prefix == 0 and causal and window is None and sinks is None:
         return _attention(q, k, v, None, causal=True, scale=scale)[0]
     end = prefix + q.shape[1]
     first = end - k.shape[1]
@@ -201,11 +226,14 @@ def attend_prompt(
         if causal or window is not None:
             positions, key_positions = torch.arange(start, stop), torch.arange(oldest, reach)
             mask = additive(visible(positions, key_positions, causal=causal, window=window))
-        tiles.append(_attention(q[:, start - prefix : stop - prefix], k[:, span], v[:, span], mask, scale=scale))
+        queries = q[:, start - prefix : stop - prefix]
+        tiles.append(_attention(queries, k[:, span], v[:, span], mask, scale=scale, sinks=sinks))
     return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, 1))[0]
 
 
-def attend_prompt_rows(q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: int | None, scale: float) -> Tensor:
+def attend_prompt_rows(
+    q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: int | None, scale: float, sinks: Tensor | None = None
+) -> Tensor:
     """Causal :func:`attend_prompt` with keys from position 0, whose rows do not depend on where the prompt is split."""
     positions = torch.arange(prefix, prefix + len(q))
     padded = (positions + ROW_TILE) // ROW_TILE * ROW_TILE
@@ -215,12 +243,26 @@ def attend_prompt_rows(q: Tensor, k: Tensor, v: Tensor, *, prefix: int, window: 
         rows = padded == length
         mask = additive(visible(positions[rows, None], torch.arange(length), causal=True, window=window))
         keys, values = (pool[:length].expand(int(rows.sum()), -1, -1, -1) for pool in (k, v))
-        parts.append(_attention(q[rows].unsqueeze(1), keys, values, mask[:, None], scale=scale)[:, 0])
+        parts.append(_attention(q[rows].unsqueeze(1), keys, values, mask[:, None], scale=scale, sinks=sinks)[:, 0])
     return torch.cat(parts)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    causal: bool = False,
+    sinks: Tensor | None = None,
+) -> Tensor:
     # q [B, T, H, D], k [B, C, G, D] and v [B, C, G, Dv] to [B, T, H, Dv]
+    if sinks is not None:  # one more key and value of zeros, with the sink as its score
+        rows = (q.shape[0], q.shape[2], q.shape[1])
+        mask = torch.zeros(*rows, k.shape[1]) if mask is None else mask.expand(*rows, -1)
+        mask = torch.cat((mask, sinks.float()[:, None, None].expand(*rows, 1)), -1)
+        k, v = (pad(each, (0, 0, 0, 0, 0, 1)) for each in (k, v))
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),

@@ -113,6 +113,39 @@ def _norm(self: Any, x: Tensor, residual: Tensor | None, scale: Callable[[Tensor
     return normed if residual is None else (normed, total)
 
 
+def gemma4_rms_norm(self: Any, x: Tensor) -> Tensor:
+    """``Gemma4RMSNorm.forward_native`` with the weight that its kernels apply."""
+    x32 = x.float()
+    return (x32 * inverse_rms(x32, self.eps) * (self.weight.float() + self.scale_shift)).to(x.dtype)
+
+
+def softcap(full_logits: Tensor, final_logit_softcapping: float) -> Tensor:
+    """Return ``cap * tanh(logits / cap)``, in place."""
+    return full_logits.div_(final_logit_softcapping).tanh_().mul_(final_logit_softcapping)
+
+
+def swiglu(x: Tensor, gemm1_alpha: float, gemm1_limit: float) -> Tensor:
+    """Gpt-oss's activation of interleaved gates and values, ``[..., 2 * I]`` to ``[..., I]``."""
+    gate, up = x[..., ::2].clamp(max=gemm1_limit), x[..., 1::2].clamp(-gemm1_limit, gemm1_limit)
+    return gate * torch.sigmoid(gate * gemm1_alpha) * (up + 1)
+
+
+def sums_of_squares(x1: Tensor, x2: Tensor) -> Tensor:
+    """Return the rows' sums of queries and keys ``[rows, ...]``, fp32 ``[2 * rows]``; ranks add theirs."""
+    return torch.cat([part.float().pow(2).sum(-1) for part in (x1, x2)])
+
+
+def norm_queries_and_keys(
+    x1: Tensor, x2: Tensor, w1: Tensor, w2: Tensor, sum_sq: Tensor, tp_world: int = 1, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """MiniMax's RMS norms over the heads of all ranks, from :func:`sums_of_squares`."""
+    q, k = (
+        (x.float() * (total / x.shape[1] / tp_world + eps).rsqrt() * w.float()).to(x.dtype)
+        for x, w, total in zip((x1, x2), (w1, w2), sum_sq.view(2, -1, 1), strict=True)
+    )
+    return q, k
+
+
 def _gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float, activation: str) -> Tensor:
     x32 = x.float()
     normed = (x32 * inverse_rms(x32, eps)).mul_(weight)

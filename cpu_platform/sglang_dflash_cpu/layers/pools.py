@@ -102,6 +102,11 @@ def track(
         pool.index_copy_(1, target, pool.index_select(1, source))
 
 
+def track_layer(conv_states: Tensor, ssm_states: Tensor, *args: Any, **kw: Any) -> None:
+    """:func:`track` in one layer, with pools ``[slots, ...]``."""
+    track(conv_states[None], ssm_states[None], *args, **kw)
+
+
 def scatter_steps(
     dst: Tensor,
     src: Tensor,

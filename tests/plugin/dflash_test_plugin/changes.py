@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import os
-import random
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from sglang.srt.utils import common
 from torch import Tensor
 
+from dflash_test_plugin.known import right_drafts
 from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _rank, _write
 
 _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
@@ -61,8 +61,8 @@ def faults() -> None:
 def oracle() -> None:
     """Random drafters guess right, so that blocks of every accept length are committed.
 
-    Once ``answers.json`` exists, some drafts of each block are the answer's next tokens; how many changes between
-    blocks. The file is a list of prompts with their answers, or, for prompts with images, whose tokens only the server
+    Once ``answers.json`` exists, :func:`right_drafts` of each block are the answer's next tokens, and the next one is
+    wrong. The file is a list of prompts with their answers, or, for prompts with images, whose tokens only the server
     knows, the answers by request id up to its slash.
     """
 
@@ -80,7 +80,8 @@ def oracle() -> None:
         if (FOLDER / "answers.json").exists():
             step.tokens = step.tokens.clone()
             for block, req, anchor in zip(step.tokens, step.batch.reqs, step.batch.seq_lens.tolist(), strict=True):
-                known = tokens_after(req, anchor)[: random.Random(anchor).randrange(len(block))]
+                following, right = tokens_after(req, anchor)[: len(block) - 1], right_drafts(anchor, len(block))
+                known = [*following[:right], *(int(not token) for token in following[right : right + 1])]
                 block[1 : 1 + len(known)] = torch.tensor(known, dtype=block.dtype)
 
     _hook("AFTER", DRAFT, know_answers)

@@ -1,0 +1,35 @@
+"""How a target captures the hidden states that a drafter reads, where SGLang 0.5.23 has no working method for DFLASH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _as_for_eagle3(model: Any, layer_ids: list[int]) -> None:
+    model.set_eagle3_layers_to_capture(list(layer_ids))
+
+
+def _by_its_list(model: Any, layer_ids: list[int]) -> None:
+    model.capture_aux_hidden_states = True
+    model.model.layers_to_capture = [layer + 1 for layer in layer_ids]  # a layer's output is the next one's input
+
+
+# By class. A test compares the captured layers of each with transformers' hidden states: Gemma 3's method for EAGLE-3
+# captures without the residual. Qwen3-VL's own method calls one that its language model lacks.
+CAPTURES: dict[str, Callable[[Any, list[int]], None]] = {
+    "Glm4ForCausalLM": _by_its_list,
+    "Glm4MoeForCausalLM": _as_for_eagle3,
+    "MiniMaxM2ForCausalLM": _as_for_eagle3,
+    "Qwen2ForCausalLM": _as_for_eagle3,
+    "Qwen3VLForConditionalGeneration": _as_for_eagle3,
+}
+
+
+def capture_layers(original: Callable[..., None], *, model: Any, **options: Any) -> None:
+    """Hook around ``configure_aux_hidden_state_capture``, which raises for a class without a method."""
+    capture = CAPTURES.get(type(model).__name__)
+    if capture is not None and options["dflash_use_aux_hidden_state"] and not options["is_dspark"]:
+        capture(model, options["dflash_target_layer_ids"])
+    else:
+        original(model=model, **options)

@@ -1,0 +1,151 @@
+"""Targets of every family are served: their own greedy tokens, in the steps that the drafts allow, and a drafter that
+reads the right layers.
+
+Drafts are random first. Then the mode ``oracle`` makes a known number of each block's drafts right, so the number of
+steps is known. Equal tokens cannot show a wrong capture: the captured layers, of a prompt and of verified blocks, are
+compared with transformers' hidden states.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_dflash.plan.settings import OURS, SWITCH
+from tests.families.pairs import TARGETS, VOCAB, Pair, build
+from tests.plugin.dflash_test_plugin.known import right_drafts
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
+from tests.support.servers import RANDOM_WIDTHS, RETRACTED, Server, draft_arguments, running, with_plugin, worker_info
+
+pytestmark = pytest.mark.engine
+
+NEW_TOKENS = 40
+STATES = {"custom_params": {"hidden_states": "target_layers"}}
+BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-return-hidden-states")
+POOL = ("--max-total-tokens", "16384")
+HARD = ("--page-size", "16", "--chunked-prefill-size", "64", "--speculative-draft-window-size", "64")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A way to serve a family."""
+
+    target: str
+    block: int = 16
+    flags: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        flags = (Path(flag).name.removeprefix("--") for flag in self.flags)
+        return " ".join((self.target, str(self.block), *flags, *(key for key, _ in self.environment)))
+
+    @property
+    def steps_are_known(self) -> bool:
+        """Whether every step verifies a full block, and a request's tokens after the first come from such steps."""
+        return not self.environment and RANDOM_WIDTHS[0] not in self.flags
+
+
+# One short server per mechanism: sinks and sliding layers; two shapes of K/V, soft cap; latent K/V; Mamba2 states
+SHORT = tuple(map(Cell, ("gpt_oss", "gemma4_text", "deepseek_v3", "nemotron_h")))
+EACH = tuple(Cell(name, 4) for name in TARGETS) + tuple(Cell(name) for name in TARGETS if Cell(name) not in SHORT)
+RANDOM = (*RANDOM_WIDTHS,), tuple(RETRACTED.items())
+STRESSED = (
+    Cell("gpt_oss", 16, HARD),
+    Cell("gpt_oss", 16, ("--swa-full-tokens-ratio", "0.05")),
+    Cell("gpt_oss", 16, *RANDOM),
+    Cell("gpt_oss", 16, ("--tp-size", "2")),
+    Cell("gemma4_text", 16, ("--tp-size", "2")),
+    Cell("gemma4_text", 16, HARD),
+    Cell("gemma4_text of experts", 16, *RANDOM),
+    Cell("glm4_moe_lite", 4, HARD, tuple(RETRACTED.items())),
+    Cell("deepseek_v3", 16, ("--tp-size", "2")),
+    Cell("deepseek_v3", 16, *RANDOM),
+    Cell("nemotron_h", 4, ("--mamba-track-interval", "64", "--chunked-prefill-size", "128"), tuple(RETRACTED.items())),
+    Cell("nemotron_h", 16, ("--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
+    Cell("nemotron_h", 16, *RANDOM),
+    Cell("nemotron_h", 16, ("--tp-size", "2")),
+)
+
+
+def prompts(number: int) -> list[list[int]]:
+    """Return random prompts, one that repeats itself and one that continues another."""
+    draw = random.Random(0)
+    found = [draw.choices(range(10, VOCAB - 10), k=length) for length in (130, 3, 65, 220, 16, 31, 64, 300, 17, 420)]
+    found = found[: number - 2]
+    return [*found, draw.choices(range(10, VOCAB - 10), k=13) * 9, found[0][:100] + [11, 12, 13]]
+
+
+def generated(server: Server, inputs: list[list[int]], concurrency: int = 8, *, states: bool = False) -> list[Answer]:
+    sampling = {"ignore_eos": True, **(STATES if states else {})}
+    return generate_all(server, inputs, concurrency, NEW_TOKENS, sampling_params=sampling, return_hidden_states=states)
+
+
+def steps(prompt: list[int], block: int) -> int:
+    """Return the blocks that generate an answer under the mode ``oracle``."""
+    anchor, last, number = len(prompt), len(prompt) + NEW_TOKENS - 1, 0
+    while anchor < last:
+        anchor += min(right_drafts(anchor, block), last - anchor) + 1
+        number += 1
+    return number
+
+
+def compare(pair: Pair, cell: Cell, server: Server, number: int) -> None:
+    first = prompts(number)
+    drafted = generated(server, first)
+    turns = [[*prompt, *answer.tokens[:-7], 11, 12] for prompt, answer in zip(first, drafted, strict=True)]
+    following = generated(server, turns)
+    assert all(answer.meta["cached_tokens"] for answer, turn in zip(following, turns, strict=True) if len(turn) > 150)
+    texts = [[*p, *answer.tokens] for p, answer in zip([*first, *turns], [*drafted, *following], strict=True)]
+    (server.folder / "answers.json").write_text(json.dumps(texts))
+    for asked, expected in ((first, drafted), (turns, following)):
+        flush(server)
+        for prompt, answer, other in zip(asked, generated(server, asked, states=True), expected, strict=True):
+            assert answer.tokens == other.tokens
+            assert_targets_own(pair, prompt, answer)
+            if cell.steps_are_known:
+                assert answer.meta["spec_verify_ct"] == steps(prompt, cell.block)
+    again = generated(server, [*first, *turns[:2]], 1)  # alone, from the prefix cache
+    assert [answer.tokens for answer in again] == [answer.tokens for answer in [*drafted, *following[:2]]]
+
+
+def assert_targets_own(pair: Pair, prompt: list[int], answer: Answer) -> None:
+    """Assert that each token is the target's argmax, and that the captured layers are its own."""
+    logits, layers = pair.read([*prompt, *answer.tokens[:-1]])
+    own = logits[len(prompt) - 1 :]
+    top = own.topk(2)
+    for step, token in enumerate(answer.tokens):
+        assert token == top.indices[step, 0], (len(prompt), step, top.values[step].diff())
+    first, *others = answer.meta["hidden_states"]
+    found = torch.tensor([*first, *others])
+    expected = layers[-len(found) :]
+    assert len(others) == NEW_TOKENS - 1 and found.shape == expected.shape
+    largest = expected.abs().amax(1, keepdim=True)
+    torch.testing.assert_close(found / largest, expected / largest, rtol=0, atol=1e-4)
+
+
+def serve_and_compare(cell: Cell, folder: Path, number: int) -> None:
+    pair = build(cell.target, folder)
+    command = ("--model-path", str(folder / "target"), *BASE, *POOL)
+    draft = draft_arguments("", folder / "drafter", cell.block)
+    environment = {SWITCH: OURS, **with_plugin(folder, "oracle"), **dict(cell.environment)}
+    with running(folder, *command, *draft, *cell.flags, **environment) as server:
+        assert worker_info(server)["block_size"] == cell.block
+        compare(pair, cell, server, number)
+        assert_nothing_leaked(server)
+
+
+@pytest.mark.parametrize("cell", SHORT, ids=str)
+def test_a_mechanism(cell: Cell, tmp_path: Path) -> None:
+    serve_and_compare(cell, tmp_path, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("cell", (*EACH, *STRESSED), ids=str)
+def test_a_family(cell: Cell, tmp_path: Path) -> None:
+    serve_and_compare(cell, tmp_path, 12)
