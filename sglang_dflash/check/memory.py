@@ -110,7 +110,7 @@ def _sliding(settings: Settings, device: Device, pair: Pair, kv: int) -> Sliding
     """Without a prefix cache SGLang sizes the pool for all requests (``compute_swa_request_cap``)."""
     if not kv:
         return None
-    window, page, block = count(pair.text, "sliding_window"), settings.page, pair.block_size(settings)
+    window, page, block = count(pair.text, "sliding_window") - 1, settings.page, pair.block_size(settings)
     cap = None
     if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
         chunks = (1 if settings.disable_overlap_schedule else 2) * prefill_chunk(device, settings)

@@ -28,7 +28,7 @@ class Sliding:
     """K/V of a target's sliding layers, in a pool of their own."""
 
     kv: int  # bytes per token
-    window: int  # tokens
+    window: int  # tokens before a query
     share: float  # tokens per token of the full layers
     cap: int | None = None  # tokens for all requests, in place of the share
 

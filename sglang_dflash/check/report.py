@@ -103,7 +103,7 @@ class Report:
             each, limit = pools.kv.per_request(pools.running)
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
             sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
-            ended = f" of {limit}" if sliding else ""
+            ended = f", limited by {limit}" if sliding else ""
             parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
             if pools.state.slot and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
@@ -225,10 +225,11 @@ def _tokens(pools: Pools) -> Finding:
     if not pools.running or pools.requests_of(least) >= pools.running:
         return ok(_lengths(pools))
     each, limit = pools.kv.per_request(pools.running)
+    wider = "raise --swa-full-tokens-ratio, " if "sliding" in limit else ""
     return warn(
         f"{each:,} tokens of {limit} per request: {_lengths(pools)}",
         expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
-        remedy=f"set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
+        remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
     )
 
 

@@ -98,7 +98,7 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     logger.info(
         "DFLASH: %d of %d requests at once; block %d%s; K/V %s tokens%s (%s per request%s)%s",
         *(running, asked, plan.block, f", states {'replayed' if plan.replay else 'kept'}" if slots else ""),
-        *(f"{pools.tokens:,}", sliding, f"{each:,}", f" of {limit}" if sliding else ""),
+        *(f"{pools.tokens:,}", sliding, f"{each:,}", f", limited by {limit}" if sliding else ""),
         f", {prefixes:,} cached prefixes" if slots else "",
     )
     if running < asked:

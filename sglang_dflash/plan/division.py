@@ -29,7 +29,7 @@ class TokenPools:
         """Return the tokens that each of ``running`` requests can have, and the pool that ends them."""
         full, sliding = (each // max(1, running) for each in (self.tokens, self.sliding or 0))
         if self.sliding is None or sliding >= min(full, self.window):
-            return full, "K/V"
+            return full, "K/V" if self.sliding is None else "K/V of full layers"
         return sliding, "K/V of sliding layers"
 
 
