@@ -1,4 +1,4 @@
-"""How a target captures the hidden states that a drafter reads, where SGLang 0.5.23 has no working method for DFLASH."""
+"""How a target captures the layers that a drafter reads, where SGLang 0.5.23 has no working method for DFLASH."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ CAPTURES: dict[str, Callable[[Any, list[int]], None]] = {
 }
 
 
-def capture_layers(original: Callable[..., None], *, model: Any, **options: Any) -> None:
+def capture_layers(original: Callable[..., None], **arguments: Any) -> None:
     """Hook around ``configure_aux_hidden_state_capture``, which raises for a class without a method."""
+    model = arguments["model"]
     capture = CAPTURES.get(type(model).__name__)
-    if capture is not None and options["dflash_use_aux_hidden_state"] and not options["is_dspark"]:
-        capture(model, options["dflash_target_layer_ids"])
+    if capture is not None and arguments["dflash_use_aux_hidden_state"] and not arguments["is_dspark"]:
+        capture(model, arguments["dflash_target_layer_ids"])
     else:
-        original(model=model, **options)
+        original(**arguments)

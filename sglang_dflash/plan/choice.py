@@ -72,17 +72,10 @@ LOCAL_EMBEDDING = {
     *("qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"),
     *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 }
-# Model types that SGLang 0.5.23 cannot serve with a drafter, in this package or without it
+# Model types of text configurations whose layers SGLang 0.5.23 cannot capture, so that no worker serves them
 LEFT = {
-    **dict.fromkeys(
-        ("gemma3", "gemma3_text"),
-        "SGLang captures Gemma 3's layers without the residual, so a drafter reads wrong states",
-    ),
-    **dict.fromkeys(
-        ("qwen4_exp", "qwen4_exp_text"),
-        "SGLang captures no layers of Qwen3.8-Flash-Next, whose index of keys breaks with blocks, and no DFlash drafter "
-        "is published for it",
-    ),
+    "gemma3_text": "SGLang captures the layers of Gemma 3 without the residual: its drafters would read wrong states",
+    "qwen4_exp_text": "SGLang captures no layers of Qwen3.8-Flash-Next, and no DFlash drafter is published for it",
 }
 
 

@@ -106,7 +106,7 @@ PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys(NOT_SET.split
 @pytest.fixture(autouse=True)
 def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's answers for a dense target: it reads them from more of a ``ModelConfig`` than these tests build."""
-    for name in ("mambaish_config", "hybrid_gdn_config"):
+    for name in ("mambaish_config", "mamba2_config", "hybrid_gdn_config"):
         monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{name}", lambda config: None)
 
 
@@ -124,7 +124,7 @@ def test_a_plain_decoder_is_served() -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ({"attention_arch": AttentionArch.MLA}, "Target uses MLA attention"),
+        ({"attention_arch": AttentionArch.SSM}, "Target uses SSM attention"),
         ({"is_encoder_decoder": True}, "Target is an encoder-decoder model"),
         ({"config": {"quantization_config": {"quant_method": "awq"}}}, "Target with awq quantisation"),
         ({"config": {"quantization_config": {"bits": 4}}}, "Target with unnamed quantisation"),
@@ -137,9 +137,12 @@ def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words
         check(**case)
 
 
-def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["hybrid_gdn_config", "mamba2_config"])
+def test_recurrent_layers_other_than_gated_delta_net_and_mamba2_are_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: config)
     with pytest.raises(DFlashError, match="Target has recurrent layers other than gated-delta-net"):
         check()
-    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.hybrid_gdn_config", lambda config: config)
+    monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{kind}", lambda config: config)
     check()

@@ -5,6 +5,7 @@ transformers renames or drops some keys of published configurations, which SGLan
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
@@ -23,7 +25,9 @@ from tests.support.configs import write_model
 
 VOCAB, WINDOW = 512, 32
 SPECIAL = {f"{name}_token": f"<|{name}|>" for name in ("image", "boi", "eoi", "audio", "boa", "eoa")}
-IMAGE_IDS = {f"{name}_token_id": 1024 + place for place, name in enumerate(("image", "boi", "eoi", "audio", "boa", "eoa"))}
+IMAGE_IDS = {
+    f"{name}_token_id": 1024 + place for place, name in enumerate(("image", "boi", "eoi", "audio", "boa", "eoa"))
+}
 _ALTERNATE = ["sliding_attention", "full_attention"]
 _COMMON: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "head_dim": 16},
@@ -200,7 +204,9 @@ def write_drafter(folder: Path, target: Mapping[str, Any], **changes: Any) -> No
     layers, vocab = target["num_hidden_layers"], target["vocab_size"]
     config = {
         **{"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 16, "num_hidden_layers": 2},
-        **{key: _COMMON[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")},
+        **{
+            key: _COMMON[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+        },
         **{"hidden_size": target["hidden_size"], "vocab_size": vocab, "num_target_layers": layers, "dtype": "float32"},
         **{"max_position_embeddings": 4096, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0},
         **{"layer_types": _ALTERNATE, "sliding_window": 64, "use_sliding_window": True, "attention_bias": False},
@@ -208,5 +214,25 @@ def write_drafter(folder: Path, target: Mapping[str, Any], **changes: Any) -> No
     }
     torch.manual_seed(2)
     shapes = expected_shapes(DrafterConfig.from_dict(config))
-    weights = {name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.08 for name, shape in shapes.items()}
+    weights = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.08 for name, shape in shapes.items()
+    }
     write_model(folder, config, weights)
+
+
+def write_adapter(model: transformers.PreTrainedModel, folder: Path) -> transformers.PreTrainedModel:
+    """Write a random LoRA adapter of the attention's projections in PEFT's format; return the model merged with it."""
+    modules, tensors, draw = ("q_proj", "v_proj", "o_proj"), {}, torch.Generator().manual_seed(3)
+    merged = copy.deepcopy(model)
+    for name, module in merged.named_modules():
+        if name.endswith(modules) and "vision" not in name:
+            outputs, inputs = module.weight.shape
+            a, b = (torch.randn(*shape, generator=draw) * 0.1 for shape in ((4, inputs), (outputs, 4)))
+            module.weight.data += b @ a
+            tensors |= {f"base_model.model.{name}.lora_{part}.weight": each for part, each in (("A", a), ("B", b))}
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": targets, "bias": "none"}
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return merged

@@ -12,22 +12,35 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from sglang_dflash.plan.settings import OURS, SWITCH
-from tests.families.pairs import TARGETS, VOCAB, Pair, build
+from tests.families.pairs import TARGETS, VOCAB, Pair, build, write_adapter
 from tests.plugin.dflash_test_plugin.known import right_drafts
+from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.servers import RANDOM_WIDTHS, RETRACTED, Server, draft_arguments, running, with_plugin, worker_info
+from tests.support.servers import (
+    RANDOM_WIDTHS,
+    RETRACTED,
+    TRACKED,
+    Server,
+    draft_arguments,
+    missing_transfer_backend,
+    running,
+    two_servers,
+    with_plugin,
+    worker_info,
+)
 
 pytestmark = pytest.mark.engine
 
 NEW_TOKENS = 40
-STATES = {"custom_params": {"hidden_states": "target_layers"}}
-BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--enable-return-hidden-states")
-POOL = ("--max-total-tokens", "16384")
+STATES: dict[str, Any] = {"return_hidden_states": True}
+STATES |= {"sampling_params": {"custom_params": {"hidden_states": "target_layers"}}}
+BASE = ("--dtype", "float32", "--skip-tokenizer-init", "--max-running-requests", "8", "--max-total-tokens", "16384")
+BASE += ("--enable-return-hidden-states", "--enable-metrics")
 HARD = ("--page-size", "16", "--chunked-prefill-size", "64", "--speculative-draft-window-size", "64")
 
 
@@ -51,24 +64,26 @@ class Cell:
 
 
 # One short server per mechanism: sinks and sliding layers; two shapes of K/V, soft cap; latent K/V; Mamba2 states
-SHORT = tuple(map(Cell, ("gpt_oss", "gemma4_text", "deepseek_v3", "nemotron_h")))
-EACH = tuple(Cell(name, 4) for name in TARGETS) + tuple(Cell(name) for name in TARGETS if Cell(name) not in SHORT)
-RANDOM = (*RANDOM_WIDTHS,), tuple(RETRACTED.items())
+SHORT = (*map(Cell, ("gpt_oss", "gemma4_text", "deepseek_v3")), Cell("nemotron_h", 16, TRACKED))
+EACH = tuple(Cell(name, 4) for name in TARGETS)
+RETRACTS = tuple(RETRACTED.items())
+RANDOM = RANDOM_WIDTHS, RETRACTS
+TWO_RANKS = ("--tp-size", "2")
+GROUPS = (*TWO_RANKS, "--attn-dp-size", "2", "--enable-dp-lm-head")
+MECHANISMS = tuple(cell.target for cell in SHORT)
 STRESSED = (
     Cell("gpt_oss", 16, HARD),
     Cell("gpt_oss", 16, ("--swa-full-tokens-ratio", "0.05")),
     Cell("gpt_oss", 16, *RANDOM),
-    Cell("gpt_oss", 16, ("--tp-size", "2")),
-    Cell("gemma4_text", 16, ("--tp-size", "2")),
     Cell("gemma4_text", 16, HARD),
     Cell("gemma4_text of experts", 16, *RANDOM),
-    Cell("glm4_moe_lite", 4, HARD, tuple(RETRACTED.items())),
-    Cell("deepseek_v3", 16, ("--tp-size", "2")),
+    Cell("glm4_moe_lite", 4, HARD, RETRACTS),
     Cell("deepseek_v3", 16, *RANDOM),
-    Cell("nemotron_h", 4, ("--mamba-track-interval", "64", "--chunked-prefill-size", "128"), tuple(RETRACTED.items())),
-    Cell("nemotron_h", 16, ("--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
-    Cell("nemotron_h", 16, *RANDOM),
-    Cell("nemotron_h", 16, ("--tp-size", "2")),
+    Cell("nemotron_h", 4, (*TRACKED, "--chunked-prefill-size", "128"), RETRACTS),
+    Cell("nemotron_h", 16, (*TRACKED, "--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
+    Cell("nemotron_h", 16, (*TRACKED, *RANDOM_WIDTHS), RETRACTS),
+    *(Cell(name, 16, TWO_RANKS) for name in MECHANISMS),
+    *(Cell(name, 16, GROUPS) for name in ("gpt_oss", "glm4_moe", "nemotron_h")),
 )
 
 
@@ -80,9 +95,9 @@ def prompts(number: int) -> list[list[int]]:
     return [*found, draw.choices(range(10, VOCAB - 10), k=13) * 9, found[0][:100] + [11, 12, 13]]
 
 
-def generated(server: Server, inputs: list[list[int]], concurrency: int = 8, *, states: bool = False) -> list[Answer]:
-    sampling = {"ignore_eos": True, **(STATES if states else {})}
-    return generate_all(server, inputs, concurrency, NEW_TOKENS, sampling_params=sampling, return_hidden_states=states)
+def ask(server: Server, inputs: list[list[int]], concurrency: int = 8, **body: Any) -> list[Answer]:
+    sampling = {"ignore_eos": True, **body.pop("sampling_params", {})}
+    return generate_all(server, inputs, concurrency, NEW_TOKENS, sampling_params=sampling, **body)
 
 
 def steps(prompt: list[int], block: int) -> int:
@@ -96,20 +111,20 @@ def steps(prompt: list[int], block: int) -> int:
 
 def compare(pair: Pair, cell: Cell, server: Server, number: int) -> None:
     first = prompts(number)
-    drafted = generated(server, first)
+    drafted = ask(server, first)
     turns = [[*prompt, *answer.tokens[:-7], 11, 12] for prompt, answer in zip(first, drafted, strict=True)]
-    following = generated(server, turns)
+    following = ask(server, turns)
     assert all(answer.meta["cached_tokens"] for answer, turn in zip(following, turns, strict=True) if len(turn) > 150)
     texts = [[*p, *answer.tokens] for p, answer in zip([*first, *turns], [*drafted, *following], strict=True)]
     (server.folder / "answers.json").write_text(json.dumps(texts))
     for asked, expected in ((first, drafted), (turns, following)):
         flush(server)
-        for prompt, answer, other in zip(asked, generated(server, asked, states=True), expected, strict=True):
+        for prompt, answer, other in zip(asked, ask(server, asked, **STATES), expected, strict=True):
             assert answer.tokens == other.tokens
             assert_targets_own(pair, prompt, answer)
             if cell.steps_are_known:
                 assert answer.meta["spec_verify_ct"] == steps(prompt, cell.block)
-    again = generated(server, [*first, *turns[:2]], 1)  # alone, from the prefix cache
+    again = ask(server, [*first, *turns[:2]], 1)  # alone, from the prefix cache
     assert [answer.tokens for answer in again] == [answer.tokens for answer in [*drafted, *following[:2]]]
 
 
@@ -128,14 +143,18 @@ def assert_targets_own(pair: Pair, prompt: list[int], answer: Answer) -> None:
     torch.testing.assert_close(found / largest, expected / largest, rtol=0, atol=1e-4)
 
 
+def command(folder: Path, cell: Cell) -> tuple[str, ...]:
+    draft = draft_arguments("", folder / "drafter", cell.block)
+    return ("--model-path", str(folder / "target"), *BASE, *draft, *cell.flags)
+
+
 def serve_and_compare(cell: Cell, folder: Path, number: int) -> None:
     pair = build(cell.target, folder)
-    command = ("--model-path", str(folder / "target"), *BASE, *POOL)
-    draft = draft_arguments("", folder / "drafter", cell.block)
-    environment = {SWITCH: OURS, **with_plugin(folder, "oracle"), **dict(cell.environment)}
-    with running(folder, *command, *draft, *cell.flags, **environment) as server:
+    environment = {**with_plugin(folder, "oracle"), **dict(cell.environment)}
+    with running(folder, *command(folder, cell), **environment) as server:
         assert worker_info(server)["block_size"] == cell.block
         compare(pair, cell, server, number)
+        assert "sglang_dflash:steps_total" in server.get("/metrics").text
         assert_nothing_leaked(server)
 
 
@@ -149,3 +168,31 @@ def test_a_mechanism(cell: Cell, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", (*EACH, *STRESSED), ids=str)
 def test_a_family(cell: Cell, tmp_path: Path) -> None:
     serve_and_compare(cell, tmp_path, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(missing_transfer_backend() is not None, reason=str(missing_transfer_backend()))
+@pytest.mark.parametrize("cell", SHORT, ids=str)
+def test_prefill_and_decoding_in_two_servers(cell: Cell, tmp_path: Path) -> None:
+    pair, inputs = build(cell.target, tmp_path), prompts(8)
+    with two_servers(tmp_path, *command(tmp_path, cell), **with_plugin(tmp_path, "oracle")) as servers:
+        texts = [[*prompt, *answer.tokens] for prompt, answer in zip(inputs, ask(servers.router, inputs), strict=True)]
+        (tmp_path / "answers.json").write_text(json.dumps(texts))
+        for prompt, answer in zip(inputs, ask(servers.router, inputs), strict=True):
+            assert_greedy(pair.model, prompt, answer.tokens)
+            assert answer.meta["spec_verify_ct"] == steps(prompt, cell.block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("cell", SHORT, ids=str)
+def test_an_adapter(cell: Cell, tmp_path: Path) -> None:
+    """Of the target's attention: tokens are those of the merged weights."""
+    pair, inputs = build(cell.target, tmp_path), prompts(8)
+    merged = write_adapter(pair.model, tmp_path / "adapter")
+    flags = ("--enable-lora", "--max-loras-per-batch", "2", "--lora-paths", f"one={tmp_path / 'adapter'}")
+    with running(tmp_path, *command(tmp_path, cell), *flags, **with_plugin(tmp_path, "oracle")) as server:
+        for name, model in (("one", merged), (None, pair.model)):
+            for prompt, answer in zip(inputs, ask(server, inputs, lora_path=name), strict=True):
+                assert_greedy(model, prompt, answer.tokens)

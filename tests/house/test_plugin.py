@@ -60,7 +60,7 @@ def test_every_early_target_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) 
     plugin._register_hooks()
     arguments.install()
     assert set(HookRegistry._hooks) <= set(SYMBOLS)
-    assert len(resolution_hooks._HOOKS) == 4
+    assert len(resolution_hooks._HOOKS) == 5
     assert set(resolution_hooks._HOOKS) <= {path.rpartition(".")[2] for path in SYMBOLS}
 
 

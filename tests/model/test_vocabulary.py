@@ -129,6 +129,8 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Shards:
     whole = TargetVocabulary.of(target(), drafter(), None)
     shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
     shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
+    for shard in shards:
+        shard.lm_head.shard_indices = None
 
     def run(hidden: Tensor, method: Callable[..., Any], **options: Any) -> Any:
         sent: list[Tensor] = []
@@ -167,6 +169,18 @@ def test_ranks_agree_on_the_largest_logits_and_take_the_first_of_equals(
     torch.testing.assert_close(logits, best.values)
     logits, tokens = two_ranks(torch.zeros(1, 4), TargetVocabulary.top_k, k=4)
     assert (logits.tolist(), tokens[0, 0].item(), set(tokens[0].tolist())) == ([[0.0] * 4], 0, {0, 1, 2, 3})
+
+
+def test_ranks_that_hold_the_whole_head_send_nothing(hidden: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 4's, a plain embedding: a second copy of each token would make every margin 0."""
+    group = SimpleNamespace(world_size=2)  # cannot gather
+    monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_group=group))
+    whole, one = TargetVocabulary.of(target(), drafter(logit_cap=3.0), None), torch.ones(40)
+    noise = Noise(one.long(), one, one.long(), one, 0 * one)  # greedy
+    best = (3.0 * torch.tanh(logits_of(hidden) / 3.0)).topk(2)
+    _, margins = whole.likeliest(torch.arange(40), hidden[:, None], torch.arange(40), noise)
+    torch.testing.assert_close(margins[:, 0], -best.values.diff()[:, 0])
+    assert torch.equal(whole.top_k(hidden, 2)[1], best.indices)
 
 
 def test_ranks_agree_on_two_candidates_of_a_greedy_request(hidden: Tensor, two_ranks: Shards) -> None:
