@@ -69,10 +69,12 @@ def _load_adapters(original: Callable[..., None], self: Any, *args: Any, **kwarg
     original(self, *args, **kwargs)
 
 
-def _rope_of_any_kind(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    if (options.get("rope_scaling") or {}).get("rope_type") != "deepseek_yarn":
+def _rope_of_any_kind(
+    original: Callable[..., Any], head_size: int, *args: Any, rope_scaling: Any = None, **options: Any
+) -> Any:
+    if (rope_scaling or {}).get("rope_type") != "deepseek_yarn":
         options.pop("device", None)
-    return original(*args, **options)
+    return original(head_size, *args, rope_scaling=rope_scaling, **options)
 
 
 def _leave_unpinned(buffer: Tensor, registration_granularity_bytes: int | None = None) -> None:

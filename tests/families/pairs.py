@@ -60,7 +60,8 @@ _GEMMA: dict[str, Any] = {
     },
 }
 _OWN_KV = {"hidden_size_per_layer_input": 16, "attention_k_eq_v": False, "num_kv_shared_layers": 3}
-_GEMMA_PUBLISHED = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
+_HEADS = {"per_layer_config": None, "global_head_dim": 32}
+_GEMMA_PUBLISHED = {**_HEADS, "num_global_key_value_heads": 1}
 _VISION: dict[str, Any] = {
     **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16},
     **{"num_key_value_heads": 2, "global_head_dim": 16, "pooling_kernel_size": 3, "patch_size": 16},
@@ -106,9 +107,7 @@ TARGETS = {
         {**_GEMMA, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
         _GEMMA_PUBLISHED,
     ),
-    "gemma4_text with shared K/V": Target(
-        "Gemma4", {**_GEMMA, **_OWN_KV, "num_global_key_value_heads": None}, {"per_layer_config": None}
-    ),
+    "gemma4_text with shared K/V": Target("Gemma4", {**_GEMMA, **_OWN_KV, "num_global_key_value_heads": None}, _HEADS),
     "deepseek_v3": Target("DeepseekV3", _DEEPSEEK, _SIGMOID),
     "kimi_k2": Target("DeepseekV3", _DEEPSEEK, {**_SIGMOID, "model_type": "kimi_k2"}),
     "glm4_moe_lite": Target("Glm4MoeLite", _MLA, _SIGMOID),
@@ -151,6 +150,7 @@ def build(name: str, folder: Path, **drafter: Any) -> Pair:
     config = load_config(folder / "target")
     text = text_config(config)
     text.update(target.published)
+    assert text["model_type"] == name.split()[0]
     for key in [key for key, value in target.published.items() if value is None]:
         text.pop(key)
     (folder / "target" / "config.json").write_text(json.dumps(config))

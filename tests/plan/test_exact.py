@@ -68,6 +68,8 @@ def test_exact(name: str, flags: tuple[str, ...]) -> None:
         (DENSE, TRITON, {"kv_lora_rank": 512}, "MLA"),
         (DENSE, TRITON, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         (DENSE, TRITON, {"use_sliding_window": True}, "sliding-window"),
+        (DENSE, TRITON, {"hybrid_override_pattern": "M-*-"}, "Mamba2"),
+        (DENSE, TRITON, {"layers_block_type": ["mamba", "mlp"]}, "Mamba2"),
     ],
 )
 def test_a_reason_against(name: str, flags: tuple[str, ...], keys: dict[str, Any], reason: str) -> None:

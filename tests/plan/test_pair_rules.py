@@ -180,6 +180,12 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
     assert vocabulary(tmp_path, folder).level == "warn"
 
 
+MAMBA = {"hybrid_override_pattern": "M-M*M-M*"}
+
+
+@pytest.mark.parametrize(
+    "model", [json.loads((target_path("tiny-hybrid") / "config.json").read_text()), target(**MAMBA)]
+)
 @pytest.mark.parametrize(
     ("block", "interval", "more", "level"),
     [
@@ -196,8 +202,10 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
         (300, 256, {"mamba_radix_cache_strategy": "no_buffer"}, "ok"),
     ],
 )
-def test_no_two_steps_in_flight_write_one_snapshot(block: int, interval: int, more: dict[str, Any], level: str) -> None:
-    pair = pair_of(drafter(), json.loads((target_path("tiny-hybrid") / "config.json").read_text()))
+def test_no_two_steps_in_flight_write_one_snapshot(
+    block: int, interval: int, more: dict[str, Any], level: str, model: dict[str, Any]
+) -> None:
+    pair = pair_of(drafter(), model)
     given = settings(speculative_num_draft_tokens=block, mamba_track_interval=interval, **more)
     found = finding("recurrent snapshots", given, pair)
     assert found.level == level, found

@@ -67,13 +67,15 @@ _VISION: dict[str, Any] = {
     "num_position_embeddings": 64,
 }
 _NO_DEEPSTACK: dict[str, Any] = {"deepstack_visual_indexes": []}  # as published; SGLang assumes three
+_DEEPSTACK: dict[str, Any] = {"deepstack_visual_indexes": [0, 1]}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 # Name -> transformers' stem, the text model's keys, the vision tower's. Qwen3-VL's tower also feeds two layers of the
 # text model (deepstack).
 _SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", {**GDN, **MROPE}, _NO_DEEPSTACK),
     "qwen3_5_moe": ("Qwen3_5Moe", {**GDN, **MROPE, **EXPERTS}, _NO_DEEPSTACK),
-    "qwen3_vl": ("Qwen3VL", {"rope_parameters": _ROPE}, {"deepstack_visual_indexes": [0, 1]}),
+    "qwen3_vl": ("Qwen3VL", {"rope_parameters": _ROPE}, _DEEPSTACK),
+    "qwen3_vl_moe": ("Qwen3VLMoe", {"rope_parameters": _ROPE, **EXPERTS}, _DEEPSTACK),
 }
 # Two logits of about 3 this close are equal but for the order of sums: random weights come within 5e-6.
 ROUNDING = 2e-5
@@ -308,6 +310,7 @@ def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None
 OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3-VL, deepstack": ("qwen3_vl", (), {}),
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),
+    "Qwen3-VL of experts": ("qwen3_vl_moe", (), {}),
     "Qwen3.5 of experts": ("qwen3_5_moe", (), {}),
     "draft window": ("qwen3_5", ("--speculative-draft-window-size", str(WINDOW)), {}),
     "widths at random, copies": ("qwen3_5", RANDOM_WIDTHS, {}),
