@@ -52,7 +52,8 @@ def sglangs(folder: Path, tp: int, **fields: Any) -> tuple[Any, int]:
         info.swa_attention_layer_ids = model.swa_attention_layer_ids
         configurator: Any = SimpleNamespace(
             kv_cache_dtype_str="auto", kv_cache_dtype=torch.bfloat16, model_config=model, layer_info=info, pp_size=1,
-            sliding_window_size=(getattr(model.hf_text_config, "sliding_window", None) or 0) - 1, page_size=PAGE, attn_dp_size=1,
+            sliding_window_size=(getattr(model.hf_text_config, "sliding_window", None) or 0) - 1,
+            page_size=PAGE, attn_dp_size=1,
             is_draft_worker=False, spec_algorithm=SpeculativeAlgorithm.DFLASH, dflash_draft_cell_size_per_token=DRAFT,
             fused_entry_bytes=lambda kind: None, spec_aux_config=SimpleNamespace(dflash_draft_num_layers=5),
             use_mla_backend=model.attention_arch.name == "MLA", is_hybrid_swa=model.is_hybrid_swa,
