@@ -295,7 +295,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             (ask(family, 2, 6, growth=2, **_LONG.get(family, {})),) * 2,
             ("replays: target 2", "replays: drafter 2", "events: cached tokens", *_COPIES[:1], *met),
             graphs=(2,),
-            options={"max_running_requests": 2, "skip_tokenizer_init": True, **options},
+            options={"max_running_requests": 2, "skip_tokenizer_init": True, "watchdog_timeout": 3600, **options},
             environment={COPIES: "1"},
             same_blocks=same,
         )
