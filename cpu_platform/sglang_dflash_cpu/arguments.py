@@ -255,7 +255,7 @@ def pool_defaults(
         memory: of the machine, bytes.
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
-    token_bytes = target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1)
+    token_bytes = sum(target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1))
     state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
     defaults = {}
     if tokens * token_bytes <= memory * SMALL_PART:

@@ -12,7 +12,8 @@ from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, warn
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
-from sglang_dflash.plan.pair import OUR_BACKEND, Pair, count
+from sglang_dflash.plan.layers import count
+from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import READ, Settings, flag_of
 from sglang_dflash.plan.states import flashinfer_states
 from sglang_dflash.upstream import TESTED_SGLANG, check_version

@@ -60,12 +60,18 @@ def highest_fraction(device: Device, settings: Settings, vocab: int) -> float:
     if device.is_unified or not device.memory:
         return 0.8 if device.is_unified else 0.9
     gib = device.memory // GIB
-    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
-    chunk = max(settings.chunked_prefill_size or chunk, 2048)
+    chunk = max(prefill_chunk(device, settings), 2048)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
     logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
     share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / device.memory
     return min(0.9, max(0.0, math.floor(100 * share) / 100))
+
+
+def prefill_chunk(device: Device, settings: Settings) -> int:
+    """Return the tokens of a prefill chunk; SGLang's default depends on the device's memory."""
+    gib = (device.memory or 0) // GIB
+    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
+    return settings.chunked_prefill_size or chunk
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sglang_dflash.check.machine import highest_fraction
-from sglang_dflash.check.pools import Pools, RequestState, Sizing, fit
+from sglang_dflash.check.machine import highest_fraction, prefill_chunk
+from sglang_dflash.check.pools import Pools, RequestState, Sizing, Sliding, fit
 from sglang_dflash.check.sizes import (
     draft_kv_per_token,
     dtype_bytes,
@@ -20,8 +20,9 @@ from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import Finding, warn
 from sglang_dflash.plan.choice import PROVEN, unproven_kind
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import STATE_SHARE
-from sglang_dflash.plan.pair import Pair, count
+from sglang_dflash.plan.division import EVICTED, SLIDING_SHARE, STATE_SHARE
+from sglang_dflash.plan.layers import count
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import draft_window
 from sglang_dflash.plan.settings import Settings, in_transfer, slots_per_request
 from sglang_dflash.plan.states import CONV_DTYPE, ring_length, state_dtype, states_kept_by
@@ -66,7 +67,7 @@ def expected_memory(settings: Settings, device: Device, pair: Pair, sizing: Sizi
 def divide(settings: Settings, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
     """Return the division as served, and with states stored the other way."""
     kept = fit(sizing, static_bytes)
-    if not sizing.kept.scratch:
+    if not sizing.replayed.records:  # no verify, or Mamba2
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
     return (kept, replayed) if states_kept_by(settings) else (replayed, kept)
@@ -81,10 +82,14 @@ def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
     running, slots = settings.running, slots_per_request(settings)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or pair.context or drafter.max_position_embeddings
+    target_kv, sliding_kv = target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp)
+    if settings.disable_hybrid_swa_memory:
+        target_kv, sliding_kv = target_kv + sliding_kv, 0
     return Sizing(
         target_weights=_target_weights(settings, pair, dtype),
         drafter_weights=_drafter_weights(drafter, dtype, tp),
-        target_kv=target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp),
+        target_kv=target_kv,
+        sliding=_sliding(settings, device, pair, sliding_kv),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         kept=kept,
         replayed=replayed,
@@ -101,6 +106,21 @@ def sizing_of(settings: Settings, device: Device, pair: Pair) -> Sizing:
     )
 
 
+def _sliding(settings: Settings, device: Device, pair: Pair, kv: int) -> Sliding | None:
+    """Without a prefix cache SGLang sizes the pool for all requests (``compute_swa_request_cap``)."""
+    if not kv:
+        return None
+    window, page, block = count(pair.text, "sliding_window") - 1, settings.page, pair.block_size(settings)
+    cap = None
+    if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
+        chunks = (1 if settings.disable_overlap_schedule else 2) * prefill_chunk(device, settings)
+        waiting = (in_transfer(settings) or 0) * (window + page)
+        most = settings.running * (window + (EVICTED + 2) * block + page)
+        cap = most + (waiting if settings.disaggregation_mode == "decode" else chunks + page)
+        cap = -(-cap // page) * page
+    return Sliding(kv, window, settings.swa_full_tokens_ratio or SLIDING_SHARE, cap)
+
+
 def _request_states(
     settings: Settings, device: Device, pair: Pair, block: int, *, activations: str
 ) -> tuple[RequestState, RequestState]:
@@ -113,6 +133,8 @@ def _request_states(
         return RequestState(state.slot), RequestState(state.slot)
     # a verify keeps the state after every position, or what every token wrote in a ring
     kept, columns = block * state.recurrent, state.columns(block)
+    if not state.record:  # Mamba2
+        return (RequestState(state.slot, kept + columns),) * 2
     written = max(settings.linear_replayssm_cache_len, ring_length(block)) * state.record
     return RequestState(state.slot, kept + columns), RequestState(state.slot, written + columns, written)
 

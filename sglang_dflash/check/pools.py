@@ -6,10 +6,11 @@ SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.plan.division import STATE_SHARE, history_columns, state_slots
+from sglang_dflash.plan.division import STATE_SHARE, TokenPools, history_columns, state_slots, window_tokens
 from sglang_dflash.plan.serving import DraftWindow
 
 
@@ -23,6 +24,16 @@ class RequestState:
 
 
 @dataclass(frozen=True)
+class Sliding:
+    """K/V of a target's sliding layers, in a pool of their own."""
+
+    kv: int  # bytes per token
+    window: int  # tokens before a query
+    share: float  # tokens per token of the full layers
+    cap: int | None = None  # tokens for all requests, in place of the share
+
+
+@dataclass(frozen=True)
 class Sizing:
     """What one rank stores, in bytes per unit, and its limits.
 
@@ -31,7 +42,7 @@ class Sizing:
 
     target_weights: int
     drafter_weights: int
-    target_kv: int  # per token
+    target_kv: int  # per token, without sliding layers that have their own pool
     draft_kv: int  # per token
     kept: RequestState
     replayed: RequestState
@@ -46,14 +57,16 @@ class Sizing:
     window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
+    sliding: Sliding | None = None
 
     @property
     def weights(self) -> int:
         return self.target_weights + self.drafter_weights
 
     @property
-    def per_token(self) -> int:
-        return self.target_kv + (self.draft_kv if self.window is None else 0)
+    def per_token(self) -> float:
+        share = self.sliding.share * self.sliding.kv if self.sliding is not None and self.sliding.cap is None else 0
+        return self.target_kv + share + (self.draft_kv if self.window is None else 0)
 
     def window_slots(self, running: int) -> int:
         return 0 if self.window is None else self.window.slots(self.context, running, self.in_transfer)
@@ -68,6 +81,7 @@ class Pools:
     tokens: int  # 0 if memory does not hold one request
     state_slots: int
     running: int
+    sliding_tokens: int = 0
 
     @property
     def state(self) -> RequestState:
@@ -87,6 +101,7 @@ class Pools:
     def units(self) -> dict[str, tuple[int, int, str]]:
         """Number, bytes and name of the units of each pool, padding included."""
         sizing, rows, kv = self.sizing, self.held + 1, self.tokens + self.sizing.page if self.tokens else 0
+        sliding = (0, 0) if sizing.sliding is None else (self.sliding_tokens + sizing.page, sizing.sliding.kv)
         draft_kv = kv
         if kv and sizing.window is not None:
             draft_kv = sizing.window_slots(self.running) + (sizing.page if sizing.in_transfer is None else 0)
@@ -94,6 +109,7 @@ class Pools:
             "target_weights": (1, sizing.target_weights, "rank"),
             "drafter_weights": (1, sizing.drafter_weights, "rank"),
             "target_kv": (kv, sizing.target_kv, "token"),
+            "sliding_kv": (*sliding, "token"),
             "draft_kv": (draft_kv, sizing.draft_kv, "token"),
             "states": (self.state_slots + 1, self.state.slot, "state"),
             "scratch": (rows, self.state.scratch, "request"),
@@ -105,8 +121,16 @@ class Pools:
         """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
         return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
+    @property
+    def kv(self) -> TokenPools:
+        sizing = self.sizing
+        if sizing.sliding is None:
+            return TokenPools(self.tokens)
+        window = window_tokens(sizing.sliding.window, sizing.block, sizing.page)
+        return TokenPools(self.tokens, self.sliding_tokens, window)
+
     def requests_of(self, tokens: int) -> int:
-        return min(self.running, self.tokens // min(tokens, self.sizing.context))
+        return min(self.running, self.kv.requests(min(tokens, self.sizing.context)))
 
     @property
     def prefixes(self) -> int:
@@ -135,14 +159,23 @@ def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
     slots, running = 0, sizing.max_running
     if state.slot:
         slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
-    tokens = max(0, int((rest - sizing.window_slots(running) * sizing.draft_kv) // max(1, sizing.per_token)))
-    if sizing.max_tokens is not None:
-        tokens = min(tokens, sizing.max_tokens)
-    tokens = tokens // sizing.page * sizing.page
+    tokens, sliding = _fit_tokens(sizing, rest - sizing.window_slots(running) * sizing.draft_kv)
     running = min(running, tokens // 2)
     if state.slot:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
-    return Pools(sizing, replay, tokens if running else 0, slots, running)
+    return Pools(sizing, replay, tokens if running else 0, slots, running, sliding if running else 0)
+
+
+def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
+    """Tokens of both K/V pools (``HybridSWAPoolConfigurator``). SGLang refuses a sliding pool of less than a window."""
+    sliding, page, most = sizing.sliding, sizing.page, sizing.max_tokens or math.inf
+    if sliding is not None and sliding.cap is not None:
+        rest -= sliding.cap * sliding.kv
+    tokens = int(max(0, min(rest // max(1, sizing.per_token), most))) // page * page
+    if sliding is None:
+        return tokens, 0
+    own = int(tokens * sliding.share) // page * page if sliding.cap is None else int(min(sliding.cap, most))
+    return (tokens, own) if own > sliding.window + page else (0, 0)
 
 
 def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:

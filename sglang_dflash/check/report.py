@@ -100,8 +100,11 @@ class Report:
             yield f"  {', '.join(parts)}"
         if memory is not None and memory.served.tokens:
             pools = memory.served
+            each, limit = pools.kv.per_request(pools.running)
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
-            parts = [f"K/V {pools.tokens:,} tokens ({pools.tokens // max(1, pools.running):,} per request{lengths})"]
+            sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
+            ended = f", limited by {limit}" if sliding else ""
+            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
             if pools.state.slot and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
             yield f"  {', '.join(parts)}"
@@ -221,12 +224,14 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
 
 def _tokens(pools: Pools) -> Finding:
     least, long = min(MIN_LENGTH, pools.sizing.context), max(1, pools.requests_of(TOKENS_PER_REQUEST))
-    if not pools.running or pools.tokens >= least * pools.running:
+    if not pools.running or pools.requests_of(least) >= pools.running:
         return ok(_lengths(pools))
+    each, limit = pools.kv.per_request(pools.running)
+    wider = "raise --swa-full-tokens-ratio, " if "sliding" in limit else ""
     return warn(
-        f"{pools.tokens // pools.running:,} tokens of K/V per request: {_lengths(pools)}",
+        f"{each:,} tokens of {limit} per request: {_lengths(pools)}",
         expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
-        remedy=f"set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
+        remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
     )
 
 

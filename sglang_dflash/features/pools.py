@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
 from sglang.srt.runtime_context import get_context, get_disagg, get_memory, get_parallel, get_schedule
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.division import size, state_slots
+from sglang_dflash.plan.division import TokenPools, size, state_slots, window_tokens
 from sglang_dflash.plan.serving import ServingPlan, current
 from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
@@ -71,6 +72,15 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
     return original(configurator, total_rest_memory)
 
 
+def token_pools(plan: ServingPlan, target: ModelRunner) -> TokenPools:
+    """Return the K/V pools that this rank allocated."""
+    pool: Any = target.token_to_kv_pool
+    if not isinstance(pool, SWAKVPool):
+        return TokenPools(target.max_total_num_tokens)
+    window = window_tokens(int(target.sliding_window_size or 0), plan.block, pool.page_size)
+    return TokenPools(target.max_total_num_tokens, pool.size_swa, window)
+
+
 def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) -> dict[str, int | str]:
     """Log what this rank allocated, and warn if ``--max-running-requests`` do not fit at once.
 
@@ -78,15 +88,18 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
         For ``/server_info``: requested and concurrent requests, what limits them, and what raises the limit.
     """
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    slots, tokens = 0 if states is None else states.size, target.max_total_num_tokens
+    slots, pools = 0 if states is None else states.size, token_pools(plan, target)
     asked = max(1, get_schedule().max_running_requests // get_parallel().attn_dp_size)
     running = target.max_running_requests
     counts: dict[str, int | str] = {"asked": asked, "running": running, "capped_by": "--max-running-requests"}
     prefixes = max(0, slots - running * (slots_per_request - 1)) if slots_per_request > 1 else 0
+    each, limit = pools.per_request(running)
+    sliding = "" if pools.sliding is None else f", {pools.sliding:,} in sliding layers"
     logger.info(
-        "DFLASH: %d of %d requests at once; block %d%s; K/V %s tokens (%s per request)%s",
+        "DFLASH: %d of %d requests at once; block %d%s; K/V %s tokens%s (%s per request%s)%s",
         *(running, asked, plan.block, f", states {'replayed' if plan.replay else 'kept'}" if slots else ""),
-        *(f"{tokens:,}", f"{tokens // max(1, running):,}", f", {prefixes:,} cached prefixes" if slots else ""),
+        *(f"{pools.tokens:,}", sliding, f"{each:,}", f", limited by {limit}" if sliding else ""),
+        f", {prefixes:,} cached prefixes" if slots else "",
     )
     if running < asked:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"

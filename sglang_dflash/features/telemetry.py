@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
 from torch import Tensor
 
@@ -177,18 +178,21 @@ def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None
 
 def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[str, int]:
     states, scratch = _recurrent(target.req_to_token_pool)
+    pool: Any = target.token_to_kv_pool
+    sliding = _kv_bytes(pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else 0
     return {
         "target_weights": _size(target.model.parameters()),
         "drafter_weights": 0 if drafter is None else _size(drafter.model.parameters()),
-        "target_kv": _kv_bytes(target),
-        "draft_kv": 0 if drafter is None else _kv_bytes(drafter),
+        "target_kv": _kv_bytes(pool) - sliding,
+        "sliding_kv": sliding,
+        "draft_kv": 0 if drafter is None else _kv_bytes(drafter.token_to_kv_pool),
         "states": states,
         "scratch": scratch,
     }
 
 
-def _kv_bytes(runner: ModelRunner) -> int:
-    size: Any = runner.token_to_kv_pool.get_kv_size_bytes()  # of K and V, or one number of latent K/V (MLA)
+def _kv_bytes(pool: Any) -> int:
+    size = pool.get_kv_size_bytes()  # of K and V, or one number of latent K/V (MLA)
     return int(sum(size) if isinstance(size, tuple) else size)  # a numpy integer is not JSON
 
 

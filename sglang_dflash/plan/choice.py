@@ -10,7 +10,8 @@ from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, text_config
 from sglang_dflash.errors import DFlashError, Finding, error, raise_first_error
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair, has_mamba
+from sglang_dflash.plan.layers import has_mamba
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH, Settings
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
@@ -57,11 +58,13 @@ PROVEN = {
         frozenset({_DELTA_NET}),
         rehearsed=True,
     ),
-    "sliding and full attention": Proof({"gpt_oss": _FAMILIES, "gemma4_text": _FAMILIES}, frozenset({_SLIDES})),
-    "latent attention": Proof(
-        dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT})
+    "sliding and full attention": Proof(
+        {"gpt_oss": _FAMILIES, "gemma4_text": _FAMILIES}, frozenset({_SLIDES}), rehearsed=True
     ),
-    "hybrid, Mamba2 and full attention": Proof({"nemotron_h": _FAMILIES}, frozenset({_MAMBA})),
+    "latent attention": Proof(
+        dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT}), rehearsed=True
+    ),
+    "hybrid, Mamba2 and full attention": Proof({"nemotron_h": _FAMILIES}, frozenset({_MAMBA}), rehearsed=True),
 }
 # Model types whose embedding is whole in each DP-attention group, since a drafter embeds at times when no other group
 # does, and which a test serves so.

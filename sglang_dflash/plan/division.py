@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio
 TOKENS_PER_REQUEST = 8192  # K/V tokens: with fewer, long answers are retracted and prefilled again
 STAGED = 512  # maximum tokens that the drafter's graphs inject
 FLOOR = 2 << 30  # kept free for the activations of a prefill
+SLIDING_SHARE = 0.8  # SGLang's --swa-full-tokens-ratio
+EVICTED = 128  # tokens that leave a window before SGLang frees them, its SGLANG_SWA_EVICTION_INTERVAL
+
+
+@dataclass(frozen=True)
+class TokenPools:
+    """K/V pools of a target, in tokens. Its sliding layers may have a smaller one, for a window of each request."""
+
+    tokens: int
+    sliding: int | None = None
+    window: int = 0  # tokens that a running request has in the sliding pool, at most
+
+    def requests(self, length: int) -> int:
+        """Return how many requests of ``length`` tokens fit: they end at the smaller pool."""
+        fit = self.tokens // length
+        return fit if self.sliding is None else min(fit, self.sliding // min(length, self.window))
+
+    def per_request(self, running: int) -> tuple[int, str]:
+        """Return the tokens that each of ``running`` requests can have, and the pool that ends them."""
+        full, sliding = (each // max(1, running) for each in (self.tokens, self.sliding or 0))
+        if self.sliding is None or sliding >= min(full, self.window):
+            return full, "K/V" if self.sliding is None else "K/V of full layers"
+        return sliding, "K/V of sliding layers"
+
+
+def window_tokens(window: int, block: int, page: int) -> int:
+    """Return the tokens that a running request has in a pool of sliding layers, at most."""
+    return window + EVICTED + 3 * block + page  # a step overlaps the next: one block committed, two reserved
 
 
 def state_slots(
-    free: float, *, ratio: float, records: int, slot: int, per_request: int, requests: int, token: int, context: int,
+    free: float, *, ratio: float, records: int, slot: int, per_request: int, requests: int, token: float, context: int,
     window: int = 0,
 ) -> int:  # fmt: skip
     """Return the recurrent-state slots of a server that replays: enough for ``requests``, as far as K/V allow.

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, ok, warn
 from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair, has_mamba
+from sglang_dflash.plan.layers import has_mamba
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, EXACT_SWITCH, Settings
 from sglang_dflash.plan.states import CONV_DTYPE
 

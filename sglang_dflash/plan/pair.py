@@ -14,7 +14,9 @@ from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import Device
+from sglang_dflash.plan.layers import Layers, count, has_mamba, layers_of
 from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, DRAFTER_OVERRIDE, OVERRIDE_FLAG, Settings
 from sglang_dflash.plan.widths import WidthConfig, read_config
 
@@ -37,7 +39,6 @@ _SHAPES = {
     "MLP": ("intermediate_size", "num_experts", "moe_intermediate_size"),
 }
 _ROPE = ("rope_parameters", "rope_scaling")  # one value in transformers
-_MAX_SIZE = 1 << 31
 _BLOCK = 16  # SGLang's default
 
 
@@ -116,12 +117,17 @@ class Pair:
 
     @cached_property
     def hybrid(self) -> bool:
-        return is_hybrid(self.target)
+        """Whether layers are gated delta nets."""
+        return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
 
     @cached_property
     def recurrent(self) -> bool:
         """Whether requests have recurrent states: of gated delta nets or of Mamba2."""
         return self.hybrid or has_mamba(self.text)
+
+    @cached_property
+    def layers(self) -> Layers:
+        return layers_of(self.text)
 
     @cached_property
     def loaded_files(self) -> ModelFiles:
@@ -179,7 +185,7 @@ class Pair:
         backends = settings.prefill_attention_backend or settings.attention_backend
         chosen = settings.speculative_draft_attention_backend or backends
         if chosen is None and device.capability is not None:
-            chosen = device.default_backend
+            chosen = default_backend(self.text, device)
         slides = set(self.drafter.layer_types) == {SLIDING}
         if chosen == "trtllm_mha" and not (slides or self.drafter.is_causal):
             return "fa4" if device.capability is not None and device.capability[0] == 10 else "flashinfer"
@@ -241,45 +247,3 @@ def _kv_dtype(stored: Mapping[str, Any], served: str) -> str:
     if str(stored.get("quant_method")).startswith("modelopt") and isinstance(scheme, Mapping):
         algorithm = "FP8" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) else None
     return "fp8_e4m3" if str(algorithm).upper() == "FP8" else served
-
-
-def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a size, or ``default`` if it is absent or 0; else raise DFlashError."""
-    value = text.get(key)
-    if default is not None and (value is None or value == 0):
-        return default
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE:
-        return value
-    raise DFlashError(
-        f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_MAX_SIZE}",
-        remedy="check the target's config.json",
-    )
-
-
-def full_layers(text: Mapping[str, Any]) -> int:
-    types = text.get("layer_types")
-    if isinstance(types, list):
-        return sum(kind != "linear_attention" for kind in types)
-    return count(text, "num_hidden_layers") // count(text, "full_attention_interval", 1)
-
-
-def is_hybrid(config: Mapping[str, Any]) -> bool:
-    text = text_config(config)
-    layers = text.get("num_hidden_layers")
-    return isinstance(layers, int) and full_layers(text) < layers
-
-
-def has_mamba(text: Mapping[str, Any]) -> bool:
-    """Return whether a target has Mamba2 layers, by Nemotron-H's pattern or list of layers."""
-    layers = text.get("layers_block_type") or text.get("layer_types") or ()
-    return "M" in str(text.get("hybrid_override_pattern") or "") or "mamba" in layers
-
-
-def matrix_numbers(text: Mapping[str, Any], tp_size: int) -> int:
-    """Return the elements of a request's recurrent matrices (gated delta rule) on one rank, over all layers."""
-    layers = count(text, "num_hidden_layers") - full_layers(text)
-    heads, value_dim, key_dim = (
-        count(text, f"linear_{key}", 0) for key in ("num_value_heads", "value_head_dim", "key_head_dim")
-    )
-    return max(0, layers) * (heads // tp_size) * value_dim * key_dim

@@ -9,7 +9,8 @@ from typing import Any
 from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
-from sglang_dflash.plan.pair import Pair, count
+from sglang_dflash.plan.layers import count
+from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import check_window
 from sglang_dflash.plan.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.plan.states import check_snapshots

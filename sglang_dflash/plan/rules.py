@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sglang_dflash.errors import DFlashError, Finding, error, first, note, ok, warn
+from sglang_dflash.plan.attention import default_backend, verify_obstacle
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
@@ -15,8 +16,11 @@ from sglang_dflash.plan.settings import READ, Settings, flag_of
 
 # backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
+# for blocks: on sm_120 and sm_121 FlashInfer's kernel for trtllm_mla takes one token per request
+_MAJORS |= {"flashmla": {9}, "trtllm_mla": {10}, "cutedsl_mla": {10}}
 _HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+_DRAFT_BACKEND = "speculative_draft_attention_backend"
 
 
 def check_rules(settings: Settings, pair: Pair, device: Device) -> list[Finding]:
@@ -29,7 +33,7 @@ def check_rules(settings: Settings, pair: Pair, device: Device) -> list[Finding]
     findings += [first(about, rule, settings, pair) for about, rule in rules.items()]
     if pair.has_drafter and device.kind == "gpu":
         findings.append(first("drafter's attention backend", _draft_backend, settings, pair, device))
-    return [*findings, *check_backends(settings, device, hybrid=pair.hybrid)]
+    return [*findings, *check_backends(settings, device, pair)]
 
 
 def _configuration(pair: Pair, device: Device) -> Iterator[Finding]:
@@ -121,24 +125,40 @@ _FLAGS: dict[str, Rule] = {
 }
 
 
-def check_backends(settings: Settings, device: Device, *, hybrid: bool) -> Iterator[Finding]:
+def check_backends(settings: Settings, device: Device, pair: Pair) -> Iterator[Finding]:
     """None are checked without a known compute capability."""
     if device.capability is None:
         yield ok(f"not checked against {device.name}: no CUDA compute capability is known", about="backends")
         return
-    (major, minor), best = device.capability, device.default_backend
-    for name in (*_TARGET_BACKENDS, "speculative_draft_attention_backend"):
-        backend, flag = getattr(settings, name), flag_of(name)
-        limited = hybrid and device.is_blackwell and name in _TARGET_BACKENDS
-        if backend and (
-            major not in _MAJORS.get(backend, {major}) or (limited and backend not in _HYBRID_ON_BLACKWELL)
-        ):
+    (major, minor), best = device.capability, default_backend(pair.text, device)
+    usable = [
+        each for each in (best, "fa3", "flashinfer", "triton") if _runs(each, major) and _serves(each, pair, major)
+    ]
+    chosen = {name: getattr(settings, name) for name in (*_TARGET_BACKENDS, _DRAFT_BACKEND)}
+    is_default = not any(chosen[name] for name in _TARGET_BACKENDS)
+    chosen |= {"attention_backend": best} if is_default else {}
+    for name, backend in chosen.items():
+        of_target, flag = name in _TARGET_BACKENDS, flag_of(name)
+        limited = pair.hybrid and device.is_blackwell and of_target
+        runs = _runs(backend, major) and not (limited and backend not in _HYBRID_ON_BLACKWELL)
+        obstacle = verify_obstacle(backend, pair.text, major) if backend and of_target else None
+        offered = usable if of_target else [device.default_backend, "flashinfer", "triton"]
+        if backend and (obstacle or not runs):
+            given = f"{flag} {backend}" if not (is_default and of_target) else f"SGLang's choice {backend}"
             yield error(
-                f"{flag} {backend} on {device.name} (compute capability {major}.{minor})",
-                expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys((best, 'flashinfer', 'triton')))}",
-                remedy=f"set {flag} {best}",
+                f"{given} on {device.name} (compute capability {major}.{minor}){f': {obstacle}' if runs else ''}",
+                expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys(offered))}",
+                remedy=f"set {flag} {offered[0]}",
                 about=flag,
             )
+
+
+def _runs(backend: str, major: int) -> bool:
+    return major in _MAJORS.get(backend, {major})
+
+
+def _serves(backend: str, pair: Pair, major: int) -> bool:
+    return _runs(backend, major) and verify_obstacle(backend, pair.text, major) is None
 
 
 def _draft_backend(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:

@@ -23,6 +23,9 @@ OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
 
 MAX_RUNNING = 48  # for DFLASH
+# attention backend -> its pages, tokens; SGLang replaces other sizes by 64
+_MLA_PAGES = dict.fromkeys(("cutedsl_mla", "trtllm_mla"), (32, 64))
+_PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
 # --mamba-radix-cache-strategy -> recurrent-state slots per running request, with overlap scheduling
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 
@@ -40,6 +43,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "speculative_dflash_block_size": (2, 1 << 12),
     "speculative_draft_window_size": (1, 1 << 31),
     "speculative_num_draft_tokens": (2, 1 << 12),  # an anchor and a draft
+    "swa_full_tokens_ratio": (1e-6, 1),
     "tp_size": (1, 1 << 16),
 }
 _OTHERS = {
@@ -47,6 +51,7 @@ _OTHERS = {
     "weights": ("quantization", "cpu_offload_gb", "offload_group_size", "enable_weights_cpu_backup", "enable_lora"),
     "device": ("device", "base_gpu_id", "enable_memory_saver", "enable_torch_compile", "enable_nvidia_megakernel"),
     "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory", "enable_hierarchical_cache"),
+    "sliding layers": ("disable_hybrid_swa_memory",),
     "attention": ("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
     "linear attention": ("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend"),
     "verify of states": ("linear_attn_verify_backend", "enable_linear_replayssm", "enable_linear_replayssm_spec"),
@@ -141,8 +146,8 @@ class Settings:
     def page(self) -> int:
         """Tokens per K/V page: ``--page-size``, or what the attention backend forces."""
         backends = {self.attention_backend, self.prefill_attention_backend, self.decode_attention_backend}
-        if "trtllm_mha" in backends | {self.speculative_draft_attention_backend}:
-            return self.page_size if self.page_size in (16, 32, 64, 128) else 64
+        for backend in {*backends, self.speculative_draft_attention_backend} & _PAGES.keys():
+            return self.page_size if self.page_size in _PAGES[backend] else 64
         return self.page_size or (128 if "fa4" in backends else 1)
 
     @property

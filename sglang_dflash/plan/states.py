@@ -15,7 +15,7 @@ _RECORDS = 16  # SGLang's default
 _RAGGED_VERIFY = "SGLANG_RAGGED_VERIFY_MODE"
 _REPLAYING_BACKENDS = ("triton", "flashinfer")
 _MIN_RING = 16  # SGLang's kernels multiply tiles of at least 16
-_CHUNK = 64  # tokens of SGLang's GDN kernels
+_CHUNK, _MAMBA_CHUNK = 64, 256  # tokens of SGLang's GDN and Mamba2 kernels
 CONV_DTYPE = "SGLANG_MAMBA_CONV_DTYPE"
 
 
@@ -92,8 +92,8 @@ def state_dtype(settings: Settings, pair: Pair, device: Device) -> str:
 
 def snapshot_grid(settings: Settings, pair: Pair) -> int:
     """Return the tokens between two snapshots of a decoding request, SGLang's ``mamba_track_grid``."""
-    chunk = pair.text.get("mamba_chunk_size") or pair.text.get("chunk_size") or _CHUNK
-    return math.lcm(max(chunk, settings.page), settings.mamba_track_interval or 1)
+    chunk = pair.text.get("mamba_chunk_size") or (pair.layers.mamba and pair.text.get("chunk_size", _MAMBA_CHUNK))
+    return math.lcm(max(chunk or _CHUNK, settings.page), settings.mamba_track_interval or 1)
 
 
 def check_snapshots(settings: Settings, pair: Pair) -> Iterator[Finding]:

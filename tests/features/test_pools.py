@@ -69,7 +69,7 @@ def test_a_server_that_runs_fewer_requests_names_what_raises_them(
 ) -> None:
     target: Any = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(size=36)),
-        **{"max_total_num_tokens": 5000, "max_running_requests": running},
+        **{"max_total_num_tokens": 5000, "max_running_requests": running, "token_to_kv_pool": None},
     )
     monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=16))
     monkeypatch.setattr(pools, "get_parallel", lambda: SimpleNamespace(attn_dp_size=2))

@@ -36,7 +36,7 @@ from tests.plan.commands import FOLDER as COMMANDS
 from tests.support.cards import FOLDER as CARDS
 
 ROOT = Path(__file__).parents[2]
-README, SETTINGS, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/settings.md", ROOT / "docs/compatibility.md"
+README, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/compatibility.md"
 TROUBLES = ROOT / "docs/troubleshooting.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "docs/results").glob("*.md"))
@@ -141,7 +141,7 @@ def test_the_table_of_causes_is_the_codes() -> None:
 def test_the_books_stay_short() -> None:
     prose = re.sub(r"(?m)^\|.*\n|```(?s:.*?)```", "", TEXT[README])
     assert len(prose.split()) <= 900 and len(TEXT[README].splitlines()) <= 130
-    assert sum(len(TEXT[page].split()) for page in GUIDES) <= 10_500
+    assert sum(len(TEXT[page].split()) for page in GUIDES) <= 10_000
 
 
 # Flags and commands
@@ -210,6 +210,10 @@ NO_CARDS = {
     "Ornith-1.5-35B-A3B": ("ornith15-35b-a3b", "ornith15-35b-dflash2"),
     "Qwen3-8B": ("qwen3-8b", "qwen3-8b-dflash"),
     "Qwen3-Coder-30B-A3B": ("qwen3-coder-30b-a3b", "qwen3-coder-30b-dflash"),
+    "gpt-oss-20b": ("gpt-oss-20b", "gpt-oss-20b-dflash"),
+    "gpt-oss-120b": ("gpt-oss-120b", "gpt-oss-120b-dflash"),
+    "Gemma-4-31B": ("gemma4-31b", "gemma4-31b-dflash"),
+    "GLM-4.7-Flash": ("glm47-flash", "glm47-flash-dflash"),
 }
 
 
@@ -329,10 +333,6 @@ def test_published_figures_are_the_cards() -> None:
     for name, block, *cells in of_cards:
         for users, cell in zip(("1", "8", "16", "32"), cells, strict=True):
             assert not cell or cell == f"{published(name, int(block), users, 'speedup')}x", (name, block, users)
-    by_block = [row for row in rows(section(SETTINGS, "Block size")) if row[0].isdigit()]
-    assert by_block
-    for users, *cells in by_block:
-        assert cells == [f"{published('Qwen3.5-27B', block, users, 'tokens_per_s'):,.0f}" for block in (16, 8)]
 
 
 def measured(page: Path) -> Iterator[tuple[str, list[Path]]]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from sglang_dflash.check.flags import check_linear_backends, parse
 from sglang_dflash.check.machine import GPUS
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import DRAFT_BACKENDS, OUR_BACKEND, Pair
 from sglang_dflash.plan.rules import check_backends, check_rules
 from sglang_dflash.plan.settings import Settings
 from sglang_dflash.plan.states import needs_bfloat16_states
-from tests.support.configs import drafter, pair_of
+from tests.plan.commands import FOLDER
+from tests.support.configs import drafter, pair_of, target
 
 HOPPER, BLACKWELL = GPUS["h200"], GPUS["b200"]
 LOCAL = replace(BLACKWELL, is_local=True)
@@ -24,6 +30,7 @@ def options(*flags: str) -> Settings:
     return parse(flags, target="t", drafter="d")[0]
 
 
+GATED = pair_of(drafter(), target(layer_types=["linear_attention", "full_attention"] * 4))
 TARGET, DRAFTER = "--attention-backend", "--speculative-draft-attention-backend"
 
 
@@ -44,7 +51,7 @@ TARGET, DRAFTER = "--attention-backend", "--speculative-draft-attention-backend"
     ],
 )
 def test_a_backend_that_the_gpu_cannot_run_is_an_error(gpu: str, flag: str, name: str, fits: bool) -> None:
-    found = list(check_backends(options(flag, name), GPUS[gpu], hybrid=True))
+    found = list(check_backends(options(flag, name), GPUS[gpu], GATED))
     assert len(found) == (0 if fits else 1)
     assert all(name in each.value and GPUS[gpu].name in each.value and flag in each.remedy for each in found)
 
@@ -102,8 +109,80 @@ def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatc
     config = SimpleNamespace(hf_config=hf, has_asymmetric_kv=False, has_attention_sinks=0)
     args = SimpleNamespace(speculative_algorithm="DFLASH", speculative_eagle_topk=None)
     assert GPUS[gpu].default_backend == model_override_base.get_default_attn_backend(args, False, config)
+    latent = default_backend({"kv_lora_rank": 512}, GPUS[gpu])
+    assert latent == model_override_base.get_default_attn_backend(args, True, config)
     # a server that an earlier test prepared in this process has added ours
     assert set(choices.DRAFT_ATTENTION_BACKEND_CHOICES) - {"torch_dflash", OUR_BACKEND} == DRAFT_BACKENDS
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("family", "module", "function"),
+    [
+        ("gpt_oss", "gpt_oss", "_gpt_oss_overrides"),
+        ("gemma4_text", "gemma4", "_gemma4_overrides"),
+        ("deepseek_v3", "deepseek_v2", "_deepseek_family_overrides"),
+        ("nemotron_h", "nemotron_h", "_nemotron_h_overrides"),
+    ],
+)
+def test_the_backend_of_a_family_is_sglangs(
+    family: str, module: str, function: str, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own choice, else the default of its kind of attention."""
+    pytest.importorskip("sglang")
+    overrides = import_module(f"sglang.srt.arg_groups.model_overrides.{module}")
+    major, minor = GPUS[gpu].capability or (0, 0)
+    facts = {f"is_sm{number}": major == number // 10 for number in (90, 100, 120)}
+    facts |= dict.fromkeys(("is_xpu", "is_hip", "is_npu", "is_musa", "has_amx"), False)
+    facts |= {"is_blackwell": major >= 10, "is_cuda": True, "device_capability": (major, minor)}
+    view: Any = MagicMock(speculative_algorithm="DFLASH", speculative_eagle_topk=1, quantization=None)
+    view.configure_mock(**dict.fromkeys(("attention_backend", "prefill_attention_backend", "page_size"), None))
+    view.configure_mock(decode_attention_backend=None, moe_runner_backend="triton", enable_prefill_cp=False)
+    view.configure_mock(enable_eplb=False, ep_num_redundant_experts=0, init_expert_location="trivial")
+    for name, value in {
+        "get_platform": lambda: SimpleNamespace(**facts),
+        "resolving_view": lambda _: view,
+        "model_config_of": lambda _: SimpleNamespace(quantization=None),
+    }.items():
+        monkeypatch.setattr(overrides, name, value, raising=False)
+    hf = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"], quantization_config=None)
+    found = getattr(overrides, function)(view, hf).get("attention_backend")
+    text = {"model_type": family} | ({"kv_lora_rank": 512} if family == "deepseek_v3" else {})
+    other = {"kv_lora_rank": 512} if "kv_lora_rank" in text else {}
+    assert default_backend(text, GPUS[gpu]) == (found or default_backend(other, GPUS[gpu]))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "flag", "reason", "best"),
+    [
+        ("gpt-oss-20b", "l40s", None, None, "triton"),
+        ("gpt-oss-20b", "h200", "trtllm_mha", None, "fa3"),
+        ("gpt-oss-20b", "h200", "flashinfer", "SGLang does not serve gpt_oss with it", "fa3"),
+        ("gemma4-31b", "h200", "fa3", "SGLang does not serve gemma4_text with it", "triton"),
+        ("gemma4-31b", "b200", None, None, "trtllm_mha"),
+        ("gemma4-31b", "rtx5090", "trtllm_mha", "verify heads of up to 256, not 512", "triton"),
+        ("kimi-k26-nvfp4", "b200", None, None, "trtllm_mla"),
+        ("kimi-k26-nvfp4", "dgx-spark", "trtllm_mla", "compute capability 12.1)", "triton"),
+        ("kimi-k26-nvfp4", "h200", "trtllm_mha", "does not serve latent attention", "fa3"),
+        ("glm47-flash", "a100", "fa3", "on Hopper alone", "triton"),
+        ("glm47-flash", "h200", "fa4", "on sm_100 and sm_110 alone", "fa3"),
+        ("glm47-flash", "h200", "flashmla", None, "fa3"),
+        ("minimax-m25", "h200", "flashmla", "latent attention (MLA) alone", "fa3"),
+        ("nemotron3-nano", "l40s", None, None, "flashinfer"),
+        ("muse-glimmer-30b", "h200", "flashinfer", "ignores the window of sliding layers", "fa3"),
+        ("muse-glimmer-30b", "l40s", None, "SGLang's choice flashinfer on NVIDIA L40S", "fa3"),
+    ],
+)
+def test_a_backend_that_cannot_verify_a_family_is_an_error(
+    name: str, gpu: str, flag: str | None, reason: str | None, best: str
+) -> None:
+    """And the remedy is SGLang's choice, or the first that can."""
+    pair = Pair(ModelFiles(str(FOLDER / name)), ModelFiles(""))
+    found = list(check_backends(options(*((TARGET, flag) if flag else ())), GPUS[gpu], pair))
+    assert len(found) == (reason is not None), found
+    assert reason is None or (reason in found[0].value and found[0].remedy == f"set {TARGET} {best}")
+    assert reason or default_backend(pair.text, GPUS[gpu]) == best
 
 
 @pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])

@@ -165,7 +165,7 @@ def test_the_memory_of_a_dense_target_follows_from_its_configuration(
     served = report.memory.served
     assert (served.sizing.target_weights, served.sizing.target_kv) == (2 * parameters, 2 * kv)
     heads = config["num_key_value_heads"]  # ranks beyond the KV heads hold copies
-    assert [target_kv_per_token(target(**config), kv_bytes=2, tp_size=tp) for tp in (heads, 2 * heads)] == [
+    assert [target_kv_per_token(target(**config), kv_bytes=2, tp_size=tp)[0] for tp in (heads, 2 * heads)] == [
         2 * kv // heads
     ] * 2
     each = 2 * kv + served.sizing.draft_kv

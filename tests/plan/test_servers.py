@@ -15,9 +15,12 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import asked_about
 from sglang_dflash.check.pools import Pools, fit
 from sglang_dflash.check.report import preflight
+from sglang_dflash.plan.settings import OURS, SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.families.pairs import build
 from tests.support.generation import flush, generate
 from tests.support.servers import (
+    RANDOM_WIDTHS,
     Server,
     assert_memory_as_estimated,
     dflash_server,
@@ -92,6 +95,45 @@ def test_a_server_divides_free_memory_as_check_predicts(thousandths: int, words:
         tokens = server.get("/server_info").json()["max_total_num_tokens"]
     [slots] = set(re.findall(r"max_mamba_cache_size: (\d+)", server.log))
     assert (int(slots), running_at_once, tokens) == (predicted.state_slots, predicted.running, predicted.tokens)
+
+
+WINDOW = "--speculative-draft-window-size 64"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("gpt_oss", ""),
+        ("gpt_oss", f"--swa-full-tokens-ratio 0.3 --page-size 16 {WINDOW}"),
+        ("gpt_oss", f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
+        ("gemma4_text", "--max-total-tokens 3000"),
+        ("deepseek_v3", WINDOW),
+        ("nemotron_h", ""),
+        ("nemotron_h", f"--disable-radix-cache {WINDOW}"),
+    ],
+)
+def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, words: str, tmp_path: Path) -> None:
+    """Of 37 thousandths of a GiB: the pools, and the one that ends requests."""
+    free = 37 * (1 << 30) // 1000
+    build(family, tmp_path)
+    models = {"target": str(tmp_path / "target"), "drafter": str(tmp_path / "drafter")}
+    flags = ["--dtype", "float32", "--max-running-requests", "8", "--skip-tokenizer-init", *words.split()]
+    variables = {SWITCH: OURS, "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    report = preflight(replace(parse(flags, **models)[0], environ=variables), asked_about("cpu", 64))
+    assert report.memory is not None, report.findings
+    predicted = fit(report.memory.served.sizing, free + report.memory.served.sizing.weights)
+    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
+    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
+        worker, tokens = worker_info(server), server.get("/server_info").json()["max_total_num_tokens"]
+    each, limit = predicted.kv.per_request(predicted.running)
+    ended = f", limited by {limit}" if predicted.sliding_tokens else ""
+    sliding = f", {predicted.sliding_tokens:,} in sliding layers" if predicted.sliding_tokens else ""
+    assert f"K/V {predicted.tokens:,} tokens{sliding} ({each:,} per request{ended})" in server.log
+    assert (worker["requests"]["running"], tokens) == (predicted.running, predicted.tokens)
+    pools = [pool for pool in predicted.bytes if pool not in ("target_weights", "drafter_weights", "history")]
+    assert {pool: worker["memory_bytes"][pool] for pool in pools} == {pool: predicted.bytes[pool] for pool in pools}
 
 
 PAIR = "tiny-hybrid"

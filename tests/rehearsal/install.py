@@ -27,7 +27,7 @@ from tests.rehearsal import interpreter, launches, report, stubs
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 KEPT = (
     *("sglang.srt.disaggregation.", "sglang.srt.distributed."),
-    *("sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant."),
+    *("sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.", "sglang.srt.layers.rotary_embedding."),
 )
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"  # number of tokens for which a breakable prefill graph is captured
 # Functions of SGLang with a line that refuses a rehearsal, and what replaces the line.
@@ -85,7 +85,7 @@ def _as_kernel(row: replacements.Replacement) -> replacements.Replacement:
 
 def _in_place(row: replacements.Replacement) -> replacements.Replacement:
     """Make a norm with a residual overwrite both its arguments, as on a GPU."""
-    if "RMSNorm.forward_native" not in row.path:
+    if "RMSNorm.forward_native" not in row.path or not row.partial:
         return row
     norm = row.function
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.launches import VARIABLE
 from tests.support.prompts import corpus
@@ -28,7 +32,7 @@ class Scenario:
 
     Attributes:
         name: what it is about.
-        pair: the shipped pair.
+        pair: the shipped pair, or the family of a random one.
         requests: arguments of ``Engine.generate``, one call after the other.
         drafter: that of the pair; None for copies alone.
         met: what the rehearsal must have counted, such as "replays: target 4" (:data:`tests.rehearsal.report.MET`).
@@ -55,11 +59,11 @@ class Scenario:
 
     def keywords(self, *, plain: bool = False) -> dict[str, Any]:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
-        drafter = None if self.drafter is None else str(drafter_path(self.pair, self.drafter))
+        drafter = None if self.drafter is None else str(_folder(self.pair, self.drafter))
         keywords = {
             **_SHARED,
-            **({} if self.pair == "tiny-dense" else _RECURRENT),
-            "model_path": str(target_path(self.pair)),
+            **(_RECURRENT if self.pair in ("tiny-hybrid", "nemotron_h") else {}),
+            "model_path": str(_folder(self.pair, None)),
             "speculative_algorithm": "DFLASH",
             "speculative_draft_model_path": drafter,
             "speculative_num_draft_tokens": self.width,
@@ -67,6 +71,17 @@ class Scenario:
             **self.options,
         }
         return {name: value for name, value in keywords.items() if not (plain and name.startswith("speculative"))}
+
+
+def _folder(pair: str, drafter: str | None) -> Path:
+    if pair in TARGETS:
+        return _random_pair(pair) / ("target" if drafter is None else "drafter")
+    return target_path(pair) if drafter is None else drafter_path(pair, drafter)
+
+
+@cache
+def _random_pair(family: str) -> Path:
+    return build(family, Path(tempfile.mkdtemp(prefix="rehearsal-"))).folder
 
 
 def ask(
@@ -87,7 +102,12 @@ def ask(
         repeat: each prompt is that many times the same text.
         cut: only the last tokens of each prompt.
     """
-    prompts = [(prompt * repeat)[-(cut or 0) :] for prompt in corpus(pair, number, seed, shape="single")]
+    if pair in TARGETS:
+        draw = random.Random(seed)
+        texts = [draw.choices(range(10, VOCAB), k=40 + 7 * row) for row in range(number)]
+    else:
+        texts = corpus(pair, number, seed, shape="single")
+    prompts = [(text * repeat)[-(cut or 0) :] for text in texts]
     params = [{**GREEDY, "max_new_tokens": tokens + growth * row, **sampling} for row in range(number)]
     return {"input_ids": prompts, "sampling_params": params}
 
@@ -140,6 +160,9 @@ _STEPPED = (
 _ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
 _SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
 DRAFT_WINDOW = {"speculative_draft_window_size": 32}
+_PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
+_MAMBA2 = "launches: sglang.kernels.ops.mamba.triton_ops.mamba_ssm._selective_scan_update_kernel"
+_LONG = {"nemotron_h": {"repeat": 3, "cut": 124}}  # a hit ends at a track boundary, and the answers cross the next
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
@@ -265,6 +288,25 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
+    *(
+        Scenario(
+            f"{family}: {name}",
+            family,
+            (ask(family, 2, 6, growth=2, **_LONG.get(family, {})),) * 2,
+            ("replays: target 2", "replays: drafter 2", "events: cached tokens", *_COPIES[:1], *met),
+            graphs=(2,),
+            options={"max_running_requests": 2, "skip_tokenizer_init": True, "watchdog_timeout": 3600, **options},
+            environment={COPIES: "1"},
+            same_blocks=same,
+        )
+        for family, name, met, same, options in (
+            ("gpt_oss", "widths at random", _SOME_WIDTHS, True, {**RANDOM_WIDTHS, "swa_full_tokens_ratio": 0.25}),
+            ("gpt_oss", "pages of 16, chunked prefill, draft window", (), False, _PAGED),
+            ("gemma4_text", "two shapes of K/V", (), True, {}),
+            ("deepseek_v3", "widths at random", _SOME_WIDTHS, True, RANDOM_WIDTHS),
+            ("nemotron_h", "track boundaries", (_MAMBA2, _BOUNDARY), True, _SNAPSHOTS),
+        )
+    ),
     *(
         Scenario(
             f"exact: bfloat16, deterministic, states {name}",

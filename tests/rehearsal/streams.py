@@ -144,6 +144,7 @@ def install() -> None:
     for name, value in (("Stream", Stream), ("Event", Event), ("StreamContext", StreamContext)):
         setattr(torch.cpu, name, value)
     torch.cpu.stream, torch.cpu.current_stream, torch.cpu.synchronize = StreamContext, current_stream, synchronize
+    torch.compiler.set_stance("force_eager")  # under the mode that watches calls, the compiler mixes up local variables
 
 
 _from_numpy = torch.from_numpy

@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
+from sglang.kernels.ops.mamba import causal_conv1d_triton as convolution
+from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
+from sglang.srt.layers.moe import fused_moe_native
+from torch.nn.functional import linear
 
 from tests.rehearsal import report, streams
 from tests.rehearsal.emulator import Graph, captured_by
@@ -45,14 +49,39 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **kwargs: None
 
 
+_MAMBA2 = "sglang.srt.layers.attention.mamba.mamba."
 _GDN = "sglang.srt.layers.attention.linear.gdn_backend."
 _RESERVED = ("reserved_bytes.all.current", "reserved_bytes.all.peak")
 _PROPERTIES = SimpleNamespace(
     name="rehearsal", major=9, minor=0, multi_processor_count=4, total_memory=8 << 30, is_integrated=0
 )
 
+
+def run_experts(layer: Any, x: torch.Tensor, chosen: Any, config: Any) -> torch.Tensor:
+    """Run every expert on every token; SGLang's experts for CPUs count tokens on the host."""
+    b13, b2 = (getattr(layer, f"{name}_weight_bias", None) for name in ("w13", "w2"))
+    activate: Any = SiluAndMul() if config.activation == "silu" else GeluAndMul()
+    if config.gemm1_alpha is not None:
+        limits = config.gemm1_alpha, config.gemm1_clamp_limit
+        activate = lambda gates: fused_moe_native.swiglu_gpt_oss_sigmoid_alpha(gates, *limits)  # noqa: E731
+    out = torch.zeros_like(x)
+    for expert in range(layer.num_experts):
+        gates = linear(x, layer.w13_weight[expert], None if b13 is None else b13[expert].to(x.dtype))
+        found = linear(activate(gates), layer.w2_weight[expert], None if b2 is None else b2[expert].to(x.dtype))
+        out += found * (chosen.topk_weights * (chosen.topk_ids == expert)).sum(1, keepdim=True).to(x.dtype)
+    return out
+
+
 # "On CUDA": what CUDA does where the stand-in is milder, and what covers it ("refused": ``refusals.py``, by its kind).
 STUBS: dict[str, Any] = {
+    # Experts. On CUDA they run in fused kernels; uncovered.
+    "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": run_experts,
+    # Mamba2's convolution of a prefill and of one token. On CUDA a compiled kernel; uncovered. A verify's is Triton's.
+    **{f"{_MAMBA2}causal_conv1d_{name}": getattr(convolution, f"causal_conv1d_{name}") for name in ("fn", "update")},
+    **{
+        f"{_MAMBA2}causal_conv1d_{name}_triton": getattr(convolution, f"causal_conv1d_{name}")
+        for name in ("fn", "update")
+    },
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
     "sglang_dflash.launch.takeover.on_our_cpu_platform": lambda: True,
     "sglang_dflash.launch.resolve.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
@@ -108,7 +137,7 @@ STUBS: dict[str, Any] = {
     ),
 }
 # Absent where there is no GPU.
-_ONLY_ON_A_GPU = "torch.cpu.", _GDN
+_ONLY_ON_A_GPU = "torch.cpu.", _GDN, _MAMBA2
 
 
 def install() -> None:

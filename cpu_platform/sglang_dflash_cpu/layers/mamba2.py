@@ -99,7 +99,9 @@ def prefill(
     """
     shape, dt = (*x.shape[2:], B.shape[-1]), softplus(dt[0].float() + dt_bias)
     chunks, ends = x.new_zeros(1, -(-x.shape[1] // chunk_size), *shape, dtype=torch.float32), []
-    places = [] if track_end_locs is None or track_seq_idx is None else torch.stack((track_seq_idx, track_end_locs), 1)
+    places: Any = ()
+    if track_end_locs is not None and track_seq_idx is not None:
+        places = torch.stack((track_seq_idx, track_end_locs), 1)
     tracked = chunks.new_zeros(1, len(places), *shape)
     wanted = {tuple(place.tolist()): number for number, place in enumerate(places)}
     for sequence, (start, end) in enumerate(pairwise(cu_seqlens.tolist())):
