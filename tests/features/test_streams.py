@@ -42,6 +42,7 @@ from tests.fuzz.values import fuzz
 pytestmark = pytest.mark.sglang
 
 SENT_TWICE = "漢글漢글"  # by SGLang alone, with byte fallback, in chunks of 3, 1, 1 ... tokens
+TWICE_TOO = "漢漢漢漢漢👩‍👩‍👧"  # by SGLang alone, of bytes, in chunks of 5
 JOINED = ["👩‍👩‍👧", "🏳️‍🌈", "👍🏽", "e\u0301"]
 SCRIPTS = [
     [*"aéñŁß, ", "hello"], [*"жыё. "], [*"漢字仮。한글\n"], [*"🙂👍", *JOINED], [*"مرحبا "], [*"漢é🙂 ", *JOINED],
@@ -141,7 +142,7 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
         sender = _GenerationStreamAccumulator(
             return_logprob=True, return_hidden_states=False, return_routed_experts=False, return_indexer_topk=False,
             spec_algorithm=SpeculativeAlgorithm.NONE, disaggregation_mode=DisaggregationMode.NULL,
-            default_stream_interval=1, default_force_stream_interval=50, get_cached_tokens_details=lambda _: None,
+            default_stream_interval=1, default_force_stream_interval=5, get_cached_tokens_details=lambda _: None,
             is_request_level_customized_info_key=lambda _: False, current_weight_version="",
         )  # fmt: skip
         for req in batch:
@@ -163,6 +164,7 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
 @fuzz
 @example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=True)
 @example(texts=["a hello"], sizes=[[16]], cut=0, skip=True, stops=["ello"], interval=1, incremental=True, stream=True)
+@example(texts=[TWICE_TOO], sizes=[[5]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=False)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=3),
     sizes=st.lists(st.lists(st.integers(1, 32), min_size=1, max_size=4), min_size=3, max_size=3),
@@ -182,14 +184,14 @@ def test_chunks_are_those_of_single_tokens(
     answers = [ids[: max(1, len(ids) - cut)] for ids in answers]
     params = {"stop": stops, "skip_special_tokens": skip}
 
-    def chunks(ours: bool, interval: int) -> list[list[Any]]:
+    def chunks(ours: bool, interval: int, stream: bool = True) -> list[list[Any]]:
         serve(ours)
         asked = [(ids, size if ours else [1]) for ids, size in zip(answers, sizes, strict=False)]
         return asyncio.run(received(tokens, {**params, "stream_interval": interval}, incremental, stream, asked))
 
     single = chunks(False, 1)
-    plain = single if interval == 1 else chunks(False, interval)  # whose text SGLang may send twice
-    for ours, structure, texts_of in zip(chunks(True, interval), plain, single, strict=True):
+    plain = single if interval == 1 and stream else chunks(False, interval, stream)  # its text may be sent twice
+    for ours, structure, texts_of in zip(chunks(True, interval, stream), plain, single, strict=True):
         assert [each[1:] for each in ours] == [each[1:] for each in structure]
         if not stream and kind == "byte-fallback":  # SGLang's whole text depends on where it cuts
             continue
