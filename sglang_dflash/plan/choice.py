@@ -178,11 +178,27 @@ def _not_by_ours(settings: Settings, pair: Pair, device: Device) -> Iterator[Fin
         for refused in _without_dp_attention(settings, pair):
             value = f"DP attention over {settings.groups} groups of ranks with {refused.value}"
             yield replace(refused, value=value, remedy=refused.remedy + builtin)
+    yield from _untried(settings, pair)
     if settings.enable_nvidia_megakernel:
         yield error(
             "--enable-nvidia-megakernel replaces the forward pass of decode and verify steps",
             expected="the target's own forward pass, which this package captures in CUDA graphs",
             remedy=f"{SWITCH}=builtin for SGLang's own worker, or leave --enable-nvidia-megakernel out",
+        )
+
+
+def _untried(settings: Settings, pair: Pair) -> Iterator[Finding]:
+    proof = _proof(pair.text)
+    kinds = ", ".join(sorted(proof.mechanisms - {_DELTA_NET})) if proof is not None else ""
+    uses = {
+        f"--disaggregation-mode {settings.disaggregation_mode}": settings.disaggregation_mode != "null",
+        "--enable-lora": settings.enable_lora,
+    }
+    for use in (use for use, applies in uses.items() if kinds and applies):
+        yield error(
+            f"{use} for a target with {kinds}",
+            expected="one server without adapters: no test runs such a target otherwise",
+            remedy=f"leave {use.partition(' ')[0]} out, or set {SWITCH}=builtin to try SGLang's own worker",
         )
 
 
@@ -213,8 +229,8 @@ def _without_dp_attention(settings: Settings, pair: Pair) -> Iterator[Finding]:
         )
     if family not in LOCAL_EMBEDDING:
         yield error(
-            f"a target of the type {family}, whose embedding all ranks divide",
-            expected=f"an embedding per group, as in {', '.join(sorted(LOCAL_EMBEDDING))}",
+            f"a target of the type {family}",
+            expected=f"a type whose embedding each group holds, with a test: {', '.join(sorted(LOCAL_EMBEDDING))}",
             remedy="use --tp-size without DP attention",
         )
     if settings.sharing > 1 and tied and family.startswith("qwen3_5"):

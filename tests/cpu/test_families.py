@@ -30,7 +30,7 @@ from sglang_dflash_cpu.layers.attention_math import (
     visible,
 )
 
-TOKENS, HEADS, GROUPS, DIM, WINDOW = 37, 4, 2, 16, 8
+TOKENS, PREFIX, HEADS, GROUPS, DIM, WINDOW = 37, 21, 4, 2, 16, 8
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -45,7 +45,7 @@ def on_a_pool(k: Tensor, v: Tensor) -> tuple[Contexts, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
-@pytest.mark.parametrize("prefix", [0, 21])
+@pytest.mark.parametrize("prefix", [0, PREFIX])
 def test_sinks(window: int | None, prefix: int) -> None:
     """In a prompt, a verified block and a decode; in exact mode's rows too."""
     q, k, v = normal(TOKENS, HEADS, DIM), normal(TOKENS, GROUPS, DIM, seed=1), normal(TOKENS, GROUPS, DIM, seed=2)
@@ -70,30 +70,25 @@ def test_sinks(window: int | None, prefix: int) -> None:
 def test_absorbed_latent_attention() -> None:
     """Queries in the latent space, one K/V head, values that are the first columns of the keys."""
     sizes = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "q_lora_rank": None}
-    config = transformers.DeepseekV3Config(
-        hidden_size=64, num_attention_heads=HEADS, num_key_value_heads=HEADS, attn_implementation="eager", **sizes
-    )
-    attention, hidden = deepseek.DeepseekV3Attention(config, 0).eval(), normal(1, TOKENS, 64)
-    rotary, places = deepseek.DeepseekV3RotaryEmbedding(config), torch.arange(TOKENS)
+    sizes |= {"hidden_size": 64, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+    config = transformers.DeepseekV3Config(**sizes, attn_implementation="eager")
+    layer, hidden, places = deepseek.DeepseekV3Attention(config, 0).eval(), normal(1, TOKENS, 64), torch.arange(TOKENS)
+    cos_sin = deepseek.DeepseekV3RotaryEmbedding(config)(hidden, places[None])
     mask = additive(visible(places, places, causal=True, window=None))[None, None]
-    with torch.no_grad():
-        cos_sin = rotary(hidden, places[None])
-        expected = attention(hidden, cos_sin, attention_mask=mask)[0][0]
-        q_nope, q_rope = attention.q_proj(hidden).view(1, TOKENS, HEADS, 24).transpose(1, 2).split([16, 8], -1)
-        latent, k_rope = attention.kv_a_proj_with_mqa(hidden)[0].split([32, 8], -1)
-        rotate = deepseek.apply_rotary_pos_emb_interleave if config.rope_interleave else deepseek.apply_rotary_pos_emb
-        q_rope, k_rope = rotate(q_rope, k_rope[None, None], *cos_sin)
-        up = attention.kv_b_proj.weight.view(HEADS, 32, 32)  # to keys and values of each head
-        q = torch.cat((torch.einsum("htd,hdr->thr", q_nope[0], up[:, :16]), q_rope[0].transpose(0, 1)), -1)
-        k = torch.cat((attention.kv_a_layernorm(latent), k_rope[0, 0]), -1)[:, None]
-        options: dict[str, Any] = {"prefix": 0, "causal": True, "window": None, "scale": attention.scaling}
-        found = torch.einsum("thr,hdr->thd", attend_prompt(q, k, k[..., :32], **options), up[:, 16:])
-        contexts, k_pool, _ = on_a_pool(k, k)
-        before = Contexts(contexts.table, contexts.rows, torch.tensor([21]))
-        keys = block_keys(before, contexts.table[:, 21:], causal=True, window=None)
-        block = attend(q[21:], k_pool, k_pool[..., :32], keys, batch=1, scale=attention.scaling)
-        assert_close(attention.o_proj(found.flatten(1)), expected)
-        assert_close(torch.einsum("thr,hdr->thd", block, up[:, 16:]), found[21:])
+    q_nope, q_rope = layer.q_proj(hidden).view(1, TOKENS, HEADS, 24).transpose(1, 2).split([16, 8], -1)
+    latent, k_rope = layer.kv_a_proj_with_mqa(hidden)[0].split([32, 8], -1)
+    q_rope, k_rope = deepseek.apply_rotary_pos_emb_interleave(q_rope, k_rope[None, None], *cos_sin)
+    up = layer.kv_b_proj.weight.view(HEADS, 32, 32)  # from the latent space to keys and values
+    q = torch.cat((torch.einsum("htd,hdr->thr", q_nope[0], up[:, :16]), q_rope[0].transpose(0, 1)), -1)
+    k = torch.cat((layer.kv_a_layernorm(latent), k_rope[0, 0]), -1)[:, None]
+    prompt = attend_prompt(q, k, k[..., :32], prefix=0, causal=True, window=None, scale=layer.scaling)
+    contexts, k_pool, _ = on_a_pool(k.detach(), k.detach())
+    before = Contexts(contexts.table, contexts.rows, torch.tensor([PREFIX]))
+    keys = block_keys(before, contexts.table[:, PREFIX:], causal=True, window=None)
+    block = attend(q[PREFIX:], k_pool, k_pool[..., :32], keys, batch=1, scale=layer.scaling)
+    expected = layer(hidden, cos_sin, attention_mask=mask)[0][0]
+    for found, own in ((prompt, expected), (block, expected[PREFIX:])):
+        assert_close(layer.o_proj(torch.einsum("thr,hdr->thd", found, up[:, 16:]).flatten(1)), own)
 
 
 def test_norms_activations_and_caps() -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.families.pairs import TARGETS, VOCAB, Pair, build, write_adapter
+from tests.families.pairs import TARGETS, VOCAB, Pair, build
 from tests.plugin.dflash_test_plugin.known import right_drafts
-from tests.support.checkpoints import assert_greedy
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.servers import (
     RANDOM_WIDTHS,
@@ -27,9 +26,7 @@ from tests.support.servers import (
     TRACKED,
     Server,
     draft_arguments,
-    missing_transfer_backend,
     running,
-    two_servers,
     with_plugin,
     worker_info,
 )
@@ -153,15 +150,10 @@ def assert_targets_own(pair: Pair, prompt: list[int], answer: Answer) -> None:
     torch.testing.assert_close(found / largest, expected / largest, rtol=0, atol=1e-4)
 
 
-def command(folder: Path, cell: Cell) -> tuple[str, ...]:
-    draft = draft_arguments("", folder / "drafter", cell.block)
-    return ("--model-path", str(folder / "target"), *BASE, *draft, *cell.flags)
-
-
 def serve_and_compare(cell: Cell, folder: Path, number: int) -> None:
-    pair = build(cell.target, folder)
-    environment = {**with_plugin(folder, "oracle"), **dict(cell.environment)}
-    with running(folder, *command(folder, cell), **environment) as server:
+    pair, environment = build(cell.target, folder), {**with_plugin(folder, "oracle"), **dict(cell.environment)}
+    command = ("--model-path", str(folder / "target"), *BASE, *draft_arguments("", folder / "drafter", cell.block))
+    with running(folder, *command, *cell.flags, **environment) as server:
         assert worker_info(server)["block_size"] == cell.block
         compare(pair, cell, server, number)
         assert "sglang_dflash:steps_total" in server.get("/metrics").text
@@ -178,31 +170,3 @@ def test_a_mechanism(cell: Cell, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", (*EACH, *STRESSED), ids=str)
 def test_a_family(cell: Cell, tmp_path: Path) -> None:
     serve_and_compare(cell, tmp_path, 12)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(missing_transfer_backend() is not None, reason=str(missing_transfer_backend()))
-@pytest.mark.parametrize("cell", SHORT, ids=str)
-def test_prefill_and_decoding_in_two_servers(cell: Cell, tmp_path: Path) -> None:
-    pair, inputs = build(cell.target, tmp_path), prompts(8)
-    with two_servers(tmp_path, *command(tmp_path, cell), **with_plugin(tmp_path, "oracle")) as servers:
-        texts = [[*prompt, *answer.tokens] for prompt, answer in zip(inputs, ask(servers.router, inputs), strict=True)]
-        (tmp_path / "answers.json").write_text(json.dumps(texts))
-        for prompt, answer in zip(inputs, ask(servers.router, inputs), strict=True):
-            assert_greedy(pair.model, prompt, answer.tokens)
-            assert answer.meta["spec_verify_ct"] == steps(prompt, cell.block)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("cell", SHORT, ids=str)
-def test_an_adapter(cell: Cell, tmp_path: Path) -> None:
-    """Of the target's attention: tokens are those of the merged weights."""
-    pair, inputs = build(cell.target, tmp_path), prompts(8)
-    merged = write_adapter(pair.model, tmp_path / "adapter")
-    flags = ("--enable-lora", "--max-loras-per-batch", "2", "--lora-paths", f"one={tmp_path / 'adapter'}")
-    with running(tmp_path, *command(tmp_path, cell), *flags, **with_plugin(tmp_path, "oracle")) as server:
-        for name, model in (("one", merged), (None, pair.model)):
-            for prompt, answer in zip(inputs, ask(server, inputs, lora_path=name), strict=True):
-                assert_greedy(model, prompt, answer.tokens)

@@ -22,7 +22,7 @@ from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolve as hooks_launch
 from sglang_dflash.launch import takeover
-from sglang_dflash.plan.choice import left_untouched, reason_for_builtin
+from sglang_dflash.plan.choice import LEFT, left_untouched, reason_for_builtin
 from sglang_dflash.plan.device import CPU, Device
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import OURS, SWITCH
@@ -77,6 +77,28 @@ def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switc
     monkeypatch.setenv(SWITCH, OURS)
     assert reason(model_path=muse) is None and reason(model_path=oss) is None
     assert reason(AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "kimi-k26-nvfp4"])
+@pytest.mark.parametrize("use", [{"disaggregation_mode": "decode"}, {"enable_lora": True}])
+def test_what_no_test_runs_with_a_family_is_refused(
+    name: str, use: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, OURS)
+    assert reason(model_path=str(COMMANDS / name)) is None
+    with pytest.raises(DFlashError, match="no test runs such a target otherwise"):
+        reason(model_path=str(COMMANDS / name), **use)
+    assert reason(**use) is None
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen4_exp_text"])
+def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the switch too."""
+    (tmp_path / "config.json").write_text(json.dumps(target(model_type=name)))
+    monkeypatch.setenv(SWITCH, OURS)
+    assert reason(model_path=str(tmp_path)) == LEFT[name]
 
 
 def launch(

@@ -273,15 +273,8 @@ def disaggregated(
     pair: str, folder: Path, *arguments: str, drafter: str = "good", **environment: str
 ) -> Iterator[Disaggregated]:
     """Serve the pair under DFLASH with prefill and decoding in two servers."""
-    command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
-    with two_servers(folder, *command, **environment) as servers:
-        yield servers
-
-
-@contextlib.contextmanager
-def two_servers(folder: Path, *command: str, **environment: str) -> Iterator[Disaggregated]:
-    """Run a command in a server for prefill and in one for decoding."""
     bootstrap, port = str(free_port()), free_port()
+    command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
     transfer = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", bootstrap)
     environment = {**_LOOPBACK, **_PATIENCE, **environment}
     with contextlib.ExitStack() as stack:
