@@ -111,7 +111,7 @@ def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None
         reason = ON_ROCM
     else:
         pair.check_type()
-        if (reason := LEFT.get(str(pair.text.get("model_type")))) is None:
+        if not (reason := LEFT.get(str(pair.text.get("model_type")), "")):
             missing = _missing(pair, device)
             if missing is None or settings.variable(SWITCH) == OURS:
                 return None
