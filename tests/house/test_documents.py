@@ -225,7 +225,7 @@ def pair(name: str) -> list[str]:
 
 @cache
 def printed(name: str, *flags: str) -> str:
-    return CliRunner().invoke(app, ["check", *pair(name), *flags]).stdout
+    return CliRunner(env={"SGLANG_DFLASH": "sglang-dflash"}).invoke(app, ["check", *pair(name), *flags]).stdout
 
 
 def check(name: str, *flags: str) -> Any:
