@@ -84,7 +84,7 @@ def _leave_unpinned(buffer: Tensor, registration_granularity_bytes: int | None =
 def _pad_heads(original: Callable[..., Any], model_config: Any, load_config: Any, tp_size: int) -> Any:
     from sglang.srt.runtime_context import get_parallel
 
-    if hasattr(model_config.hf_text_config, "global_head_dim"):  # Gemma 4's layers differ, and are not padded
+    if "Gemma4" in str(model_config.hf_config.architectures):  # its layers differ, and are not padded
         return model_config
     return original(model_config, load_config, get_parallel().attn_tp_size)
 

@@ -72,7 +72,6 @@ EACH = tuple(Cell(name, 4) for name in TARGETS)
 RETRACTS = tuple(RETRACTED.items())
 RANDOM = RANDOM_WIDTHS, RETRACTS
 TWO_RANKS = ("--tp-size", "2")
-GROUPS = (*TWO_RANKS, "--attn-dp-size", "2", "--enable-dp-lm-head")
 MECHANISMS = tuple(cell.target for cell in SHORT)
 STRESSED = (
     Cell("gpt_oss", 16, HARD),
@@ -86,7 +85,6 @@ STRESSED = (
     Cell("nemotron_h", 16, (*TRACKED, "--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
     Cell("nemotron_h", 16, (*TRACKED, *RANDOM_WIDTHS), RETRACTS),
     *(Cell(name, 16, TWO_RANKS) for name in MECHANISMS),
-    *(Cell(name, 16, GROUPS) for name in ("gpt_oss", "glm4_moe", "nemotron_h")),
 )
 
 
