@@ -13,6 +13,7 @@ from sglang_dflash.errors import DFlashError, Finding, error, ok
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
+from sglang_dflash.plan.layers import has_mamba
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 from sglang_dflash.plan.states import record_length, snapshot_grid, state_dtype, states_kept_by
@@ -181,7 +182,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
             expected="a drafter, copies, or both",
             remedy=f'set --speculative-draft-model-path, or leave {COPIES_SWITCH} and "copies" of {FLAG} out',
         )
-    recurrent = hybrid or pair.recurrent
+    recurrent = hybrid or has_mamba(pair.text)
     kept_by = states_kept_by(settings) if hybrid else None
     replay, requested = hybrid and kept_by is None, is_requested(settings)
     records = record_length(settings, block) if replay else 0

@@ -180,7 +180,7 @@ def test_without_the_targets_weights_the_vocabulary_is_doubtful(tmp_path: Path) 
     assert vocabulary(tmp_path, folder).level == "warn"
 
 
-MAMBA = {"hybrid_override_pattern": "M-M*M-M*"}
+MAMBA = {"hybrid_override_pattern": "M-M*M-M*", "chunk_size": 64}
 
 
 @pytest.mark.parametrize(
