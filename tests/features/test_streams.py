@@ -27,9 +27,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 from sglang.srt.plugins.hook_registry import _wrap_fn
-from sglang.srt.runtime_context import publish
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -78,8 +76,11 @@ def text_tokenizer(kind: str) -> Any:
 def serve() -> Iterator[Callable[[bool], None]]:
     """The returned function applies the hooks of all three processes, or undoes them."""
     tables = (requests.HOOKS, streams.HOOKS, streams.DETOKENIZER_HOOKS, streams.TOKENIZER_HOOKS)
-    publish(ServerArgs(model_path=str(target_path("tiny-hybrid")), device="cpu"), role="tokenizer")
-    with pytest.MonkeyPatch.context() as patch:
+    flags = Some(batch_notify_size=16, stream_interval=1, skip_tokenizer_init=False)
+    with pytest.MonkeyPatch.context() as published, pytest.MonkeyPatch.context() as patch:
+        for module in (tokenizer_manager, streams):
+            published.setattr(module, "get_serving", lambda: flags)
+        published.setattr(tokenizer_manager, "get_spec", lambda: Some(speculative_algorithm=None))
 
         def serve(ours: bool) -> None:
             patch.undo()

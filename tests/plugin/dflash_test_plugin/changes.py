@@ -237,7 +237,7 @@ def headers() -> None:
             "reasoning_parser", lambda other: None if other == "none" else "qwen3"
         )
 
-    def answer(_: Any, obj: Any, *__: Any) -> None:
+    def answer(_: Any, obj: Any, *__: Any, **___: Any) -> None:
         if pattern := asked["x-regex"].get():
             obj.sampling_params = {**(obj.sampling_params or {}), "regex": pattern}
             obj.require_reasoning = False
