@@ -40,7 +40,6 @@ from tests.fuzz.values import fuzz
 pytestmark = pytest.mark.sglang
 
 SENT_TWICE = "漢글漢글"  # by SGLang alone, with byte fallback, in chunks of 3, 1, 1 ... tokens
-TWICE_TOO = "漢漢漢漢漢👩‍👩‍👧"  # by SGLang alone, of bytes, in chunks of 5
 JOINED = ["👩‍👩‍👧", "🏳️‍🌈", "👍🏽", "e\u0301"]
 SCRIPTS = [
     [*"aéñŁß, ", "hello"], [*"жыё. "], [*"漢字仮。한글\n"], [*"🙂👍", *JOINED], [*"مرحبا "], [*"漢é🙂 ", *JOINED],
@@ -143,7 +142,7 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
         sender = _GenerationStreamAccumulator(
             return_logprob=True, return_hidden_states=False, return_routed_experts=False, return_indexer_topk=False,
             spec_algorithm=SpeculativeAlgorithm.NONE, disaggregation_mode=DisaggregationMode.NULL,
-            default_stream_interval=1, default_force_stream_interval=5, get_cached_tokens_details=lambda _: None,
+            default_stream_interval=1, default_force_stream_interval=1, get_cached_tokens_details=lambda _: None,
             is_request_level_customized_info_key=lambda _: False, current_weight_version="",
         )  # fmt: skip
         for req in batch:
@@ -165,7 +164,7 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
 @fuzz
 @example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=True)
 @example(texts=["a hello"], sizes=[[16]], cut=0, skip=True, stops=["ello"], interval=1, incremental=True, stream=True)
-@example(texts=[TWICE_TOO], sizes=[[5]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=False)
+@example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=False)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=3),
     sizes=st.lists(st.lists(st.integers(1, 32), min_size=1, max_size=4), min_size=3, max_size=3),
@@ -194,7 +193,7 @@ def test_chunks_are_those_of_single_tokens(
     plain = single if interval == 1 and stream else chunks(False, interval, stream)  # its text may be sent twice
     for ours, structure, texts_of in zip(chunks(True, interval, stream), plain, single, strict=True):
         assert [each[1:] for each in ours] == [each[1:] for each in structure]
-        if not stream and kind == "byte-fallback":  # SGLang's whole text depends on where it cuts
+        if not stream and kind == "byte-fallback" and cut:  # SGLang's whole text depends on where it cuts
             continue
         by_length = {len(ids): text for text, ids, *_ in texts_of}
         for text, ids, *_ in ours:
