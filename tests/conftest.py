@@ -41,6 +41,8 @@ settings.load_profile("tests")
 torch.set_num_threads(1)
 
 LONG = {"test_triton.py"}
+# They compile SGLang's own kernels, which other tests replace by the CPU platform's in their process.
+FIRST = {"test_exact_alignment.py", "test_exact_kernels.py"}
 
 
 def lasting_fixtures(item: Any) -> set[str]:
@@ -66,7 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG | FIRST)
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
