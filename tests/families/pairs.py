@@ -103,7 +103,7 @@ TARGETS = {
     "gemma4_text with shared K/V": Target("Gemma4", {**_GEMMA, **_GEMMA_SHARED}, _HEADS),
     "deepseek_v3": Target("DeepseekV3", _DEEPSEEK, _SIGMOID),
     "kimi_k2": Target("DeepseekV3", _DEEPSEEK, {**_SIGMOID, "model_type": "kimi_k2"}),
-    "glm4_moe_lite": Target("Glm4MoeLite", _MLA, _SIGMOID),
+    "glm4_moe_lite": Target("Glm4MoeLite", {**_MLA, "rms_norm_eps": 1e-6}, _SIGMOID),
     "nemotron_h": Target(
         "NemotronH", _MAMBA, {**_PATTERN, "layers_block_type": None, "layer_types": None, "mamba_n_groups": 2}
     ),
@@ -148,7 +148,11 @@ def build(name: str, folder: Path) -> Pair:
 
 def _text(target: Target) -> transformers.PreTrainedModel:
     config = getattr(transformers, f"{target.stem}Config")(**{**_COMMON, **target.keys})
-    return getattr(transformers, f"{target.stem}ForCausalLM")(config)
+    model = getattr(transformers, f"{target.stem}ForCausalLM")(config)
+    # SGLang reads the epsilon of every norm from the configuration; transformers has 1e-6 in MLA, fixed
+    eps = config.layer_norm_epsilon if target.stem == "NemotronH" else config.rms_norm_eps
+    assert {norm.variance_epsilon for norm in model.modules() if hasattr(norm, "variance_epsilon")} == {eps}
+    return model
 
 
 def _gemma(target: Target) -> transformers.PreTrainedModel:
