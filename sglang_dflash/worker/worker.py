@@ -220,20 +220,25 @@ class DFlashWorker(BaseSpecWorker):
             yield
 
     def init_cuda_graphs(self) -> None:
-        plan, target, drafter = self.plan, self._target, self.drafter
-        if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
+        plan, target, drafter, draft = self.plan, self._target, self.drafter, self._draft
+        if self._draft_worker is not None and drafter is not None and isinstance(draft, Draft):
             # outside the context, because it is collective over all ranks; a prefill server drafts nothing
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
-                self._inject.allocate(plan.drafted)
-                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
-                if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
+                draft.inject.allocate(plan.drafted)
+                verifies = target.decode_cuda_graph_runner
+                ours = has_room and plan.one_forward and isinstance(verifies, DecodeCudaGraphRunner)
+                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room and not ours)
+                if ours and not draft.capture(plan.drafted, verifies.capture_bs):
+                    drafter.init_decode_cuda_graph()
+                if not (draft.graphs or isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner)):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths: tuple[int, ...] = (plan.block,)
         if plan.widths is not None and plan.role != "prefill":
-            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
+            capture = draft.capture if isinstance(draft, Draft) and draft.graphs else None
+            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted, capture)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
             self.width.at = graphs.at
@@ -347,6 +352,8 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
+                if self._draft.graphs_of(step):  # SGLang's runners share their inputs: its draft would overwrite them
+                    self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:
                     feature.drafted(step)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
@@ -297,6 +298,17 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
+def one_forward(scenario: Scenario, *met: str, **environment: str) -> Scenario:
+    """The same with the drafter's own graphs, which must replay."""
+    environment = {**scenario.environment, ONE_FORWARD: "1", **environment}
+    met = (*scenario.met, *(met or ("replayed by: DraftGraphs",)))
+    return replace(scenario, name=f"one forward: {scenario.name}", environment=environment, met=met)
+
+
+# While SGLang's graph runner serves the drafter by default.
+ONE_FORWARD_SCENARIOS = tuple(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact)
+
+
 def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:
     options = {"max_running_requests": 2, "dtype": "bfloat16", **(_SNAPSHOTS if pair == HYBRID else {}), **options}
     return Scenario("", pair, requests, (), graphs=(2,), options=options, environment={VARIABLE: "1", **environment})
@@ -315,3 +327,4 @@ COUNTED = {
     "dense": _counted(DENSE, _greedy(DENSE)),
     "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
 }
+COUNTED |= {f"{name}, one forward": one_forward(each) for name, each in COUNTED.items() if "kept" not in name}
