@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,23 +37,16 @@ class Draft:
     def __init__(
         self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, drafted: int
     ) -> None:
-        self._drafter, self._ranks, self._rings, self.inject = drafter, ranks, rings, inject
+        self._drafter, self._ranks, self._rings, self._inject = drafter, ranks, rings, inject
         self._seeds, self._drafted, self._batches = seeds, drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
         drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
-        self.graphs: dict[int, DraftGraphs] = {}  # by width; SGLang's graph runner serves the others
-
-    def capture(self, width: int, sizes: Sequence[int]) -> bool:
-        """Capture graphs of our own, among the drafter's ranks; return whether they serve ``width``."""
-        graphs = DraftGraphs(self._drafter, width, sizes)
-        if served := graphs.capture():
-            self.graphs[width] = graphs
-        return served
 
     def graphs_of(self, step: Step) -> DraftGraphs | None:
-        """Return the graphs that draft for a step without SGLang's runner, or None."""
-        graphs = self.graphs.get(min(step.width, self._drafted))
-        return graphs if graphs is not None and len(step.tokens) <= graphs.sizes[-1] else None
+        """Return the graphs that draft for a step without a forward of SGLang, or None."""
+        graphs = self._drafter.decode_cuda_graph_runner
+        serves = isinstance(graphs, DraftGraphs) and step.width > 1 and len(step.tokens) <= graphs.max_bs
+        return graphs if serves else None
 
     def draft(self, step: Step) -> None:
         """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; width 1 needs ``draft_kv`` only."""
@@ -70,12 +62,12 @@ class Draft:
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
     def _forward(self, step: Step) -> Any:
+        bs, captured = len(step.tokens), getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
+        padded = next((size for size in captured if size >= bs), bs)
+        step.caught_up = self._inject.before_draft(padded * min(step.width, self._drafted))
         if (graphs := self.graphs_of(step)) is not None:
-            step.caught_up = self.inject.before_draft(graphs.padded(len(step.tokens)) * graphs.captured_req_width)
-            return graphs.replay(step)
+            return graphs.replay(step, padded)
         block = step.first(self._drafted, self._drafter.kv_index_translator) if step.width > self._drafted else step
-        bs, captured = len(block.tokens), getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
-        step.caught_up = self.inject.before_draft(next((size for size in captured if size >= bs), bs) * block.width)
         forward_batch = self._batches(block, block.draft_kv)
         with draft_tp_context(self._ranks):
             return self._drafter.forward(forward_batch).logits_output

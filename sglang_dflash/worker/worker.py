@@ -43,6 +43,7 @@ from sglang_dflash.upstream import hooks, read_record
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.debug import stage, sync_guard
+from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.layout import Layout
 from sglang_dflash.worker.start import seconds, since_start, timed
@@ -220,25 +221,22 @@ class DFlashWorker(BaseSpecWorker):
             yield
 
     def init_cuda_graphs(self) -> None:
-        plan, target, drafter, draft = self.plan, self._target, self.drafter, self._draft
-        if self._draft_worker is not None and drafter is not None and isinstance(draft, Draft):
+        plan, target, drafter = self.plan, self._target, self.drafter
+        if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
             # outside the context, because it is collective over all ranks; a prefill server drafts nothing
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
-                draft.inject.allocate(plan.drafted)
-                verifies = target.decode_cuda_graph_runner
-                ours = has_room and plan.one_forward and isinstance(verifies, DecodeCudaGraphRunner)
-                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room and not ours)
-                if ours and not draft.capture(plan.drafted, verifies.capture_bs):
-                    drafter.init_decode_cuda_graph()
-                if not (draft.graphs or isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner)):
+                self._inject.allocate(plan.drafted)
+                if plan.one_forward:
+                    drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
+                self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
+                if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths: tuple[int, ...] = (plan.block,)
         if plan.widths is not None and plan.role != "prefill":
-            capture = draft.capture if isinstance(draft, Draft) and draft.graphs else None
-            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted, capture)
+            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
             self.width.at = graphs.at
@@ -352,7 +350,7 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
-                if self._draft.graphs_of(step):  # SGLang's runners share their inputs: its draft would overwrite them
+                if self._draft.graphs_of(step) is not None:  # SGLang's runners share the memory that a plan fills
                     self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:

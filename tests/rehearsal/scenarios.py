@@ -13,6 +13,7 @@ from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.launches import VARIABLE
+from tests.rehearsal.report import FAILS
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -298,15 +299,21 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
-def one_forward(scenario: Scenario, *met: str, **environment: str) -> Scenario:
-    """The same with the drafter's own graphs, which must replay."""
-    environment = {**scenario.environment, ONE_FORWARD: "1", **environment}
-    met = (*scenario.met, *(met or ("replayed by: DraftGraphs",)))
+def one_forward(scenario: Scenario) -> Scenario:
+    """The same where the drafter's graphs are replayed without SGLang's runner."""
+    environment, met = {**scenario.environment, ONE_FORWARD: "1"}, (*scenario.met, "replayed by: DraftGraphs")
     return replace(scenario, name=f"one forward: {scenario.name}", environment=environment, met=met)
 
 
 # While SGLang's graph runner serves the drafter by default.
-ONE_FORWARD_SCENARIOS = tuple(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact)
+ONE_FORWARD_SCENARIOS = (
+    *(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact),
+    replace(
+        SCENARIOS[0],
+        name="one forward: its captures fail",
+        environment={**SCENARIOS[0].environment, ONE_FORWARD: "1", FAILS: "DraftGraphs"},
+    ),
+)
 
 
 def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker.forwards import Draft
+from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs, reason_for_full_width_only, sizes_for_narrower
 from sglang_dflash.worker.worker import DFlashWorker
@@ -116,8 +116,8 @@ def test_a_prefill_server_captures_no_graphs_of_a_drafter_that_it_never_runs(
 
     server: Any = DFlashWorker.__new__(DFlashWorker)
     server.plan, server._target, server.drafter = serving_plan(role=role), runner(), runner()
-    server._draft_worker, server._draft = SimpleNamespace(init_cuda_graphs=capture), Draft.__new__(Draft)
-    server._draft.inject = SimpleNamespace(allocate=lambda width: None)
+    server._draft_worker, server._inject = SimpleNamespace(init_cuda_graphs=capture), Inject.__new__(Inject)
+    monkeypatch.setattr(Inject, "allocate", lambda *_: None)
     monkeypatch.setattr(DFlashWorker, "_drafters_context", lambda _: nullcontext())
     monkeypatch.setattr("sglang_dflash.worker.worker.drafter_has_room", lambda _: True)
     with pytest.raises(Captured, match=str(role != "prefill")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -60,17 +60,8 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    """``capture_draft`` captures graphs of the drafter that no runner of SGLang replays, if such ones serve it."""
-
-    def __init__(
-        self,
-        target: ModelRunner,
-        drafter: ModelRunner | None,
-        layout: Any,
-        drafted: int,
-        capture_draft: Callable[[int, Sequence[int]], bool] | None = None,
-    ) -> None:
-        self.target, self.drafter, self.layout, self._capture_draft = target, drafter, layout, capture_draft
+    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
+        self.target, self.drafter, self.layout = target, drafter, layout
         self._runners = [runner for runner in (target, drafter) if runner is not None]
         self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
@@ -131,31 +122,19 @@ class WidthGraphs:
             # wider blocks use its own graphs
             if self.drafter is not None and 1 < width < self.drafted:
                 with drafters_ranks(self.layout):
-                    self._build_drafter(self.drafter, width)
-
-    def _build_drafter(self, drafter: ModelRunner, width: int) -> None:
-        served = False
-        if self._capture_draft is not None:
-            with self._measured(width, "draft_decode"):
-                served = self._capture_draft(width, self._sizes)
-        if not served:
-            self._build_runner(drafter, width, "draft_decode")
+                    self._build_runner(self.drafter, width, "draft_decode")
 
     def _build_runner(self, runner: ModelRunner, width: int, phase: str) -> None:
+        start, free = time.perf_counter(), free_gb(self.target)
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
         self._changes[width].append((runner, "attn_backend", backend))
         if not self._captured:
             return
-        graphs, graph = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs, get_exec().graph
+        graphs, graph = runner._decode_cuda_graph_runner_cls() if width > 1 else PlainDecodeGraphs, get_exec().graph
         config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
-        with self._measured(width, phase), self.at(width), graph.override(cuda_graph_config=config):
+        with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
-
-    @contextmanager
-    def _measured(self, width: int, phase: str) -> Iterator[None]:
-        start, free = time.perf_counter(), free_gb(self.target)
-        yield
         seconds, memory_gb = time.perf_counter() - start, free - free_gb(self.target)
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb

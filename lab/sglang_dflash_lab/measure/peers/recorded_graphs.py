@@ -40,17 +40,15 @@ def install(exclude: Exclude) -> None:
     from sglang.srt.platforms.interface import PlatformCapabilities
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_dflash.worker import draft_graphs, worker
+    from sglang_dflash.worker import worker
     from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
     platform: Any = DFlashCpuPlatform
     platform.capabilities = PlatformCapabilities(graph_capture=True)
-    platform.get_graph_runner_cls = lambda _: DecodeCudaGraphRunner
+    platform.get_graph_runner_cls = lambda _: lambda runner: runner._decode_cuda_graph_runner_cls()(runner)
     platform.get_full_graph_backend_cls = lambda _: lambda runner, **options: _Recorded(runner, exclude)
     ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph
     DecodeCudaGraphRunner.capture = lambda runner: runner.capture_prepare(runner.max_bs)  # chooses what is captured
-    graphs: Any = draft_graphs.DraftGraphs
-    graphs.capture = lambda _: True
     HookRegistry.register(_SETUP, _past_the_device, HookType.AROUND)
     for backend in (AttentionBackend, *_subclasses(AttentionBackend)):
         backend.init_cuda_graph_state = lambda *args, **kwargs: None
