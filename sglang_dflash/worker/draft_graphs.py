@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.runner import set_global_graph_memory_pool
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from torch import Tensor
 
-from sglang_dflash.model.drafter import DraftOutput
 from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
 
 if TYPE_CHECKING:
@@ -52,16 +50,15 @@ class DraftGraphs(DecodeCudaGraphRunner):
         self.model_runner.kv_index_translator.bind_runner_slots(batch)
         return batch, *others
 
-    def replay(self, step: Step, size: int) -> DraftOutput:
-        """Draft the first positions of the step's blocks with the graph of ``size`` requests; valid until a next graph
-        runs."""
+    def replay(self, step: Step, size: int) -> Any:
+        """Return the ``DraftOutput`` of the graph of ``size`` requests for the first positions of the step's blocks.
+
+        It is valid until the next graph runs.
+        """
         bs, kv = len(step.tokens), step.draft_kv
         if bs < self._used:
             torch._foreach_zero_([each[bs : self._used] for each in self._inputs])
         self._used = bs
-        block: list[Tensor] = [step.tokens, step.positions.view(bs, -1), kv.slots.view(bs, -1)]
-        if step.width > self.captured_req_width:
-            block = [each[:, : self.captured_req_width] for each in block]
+        block = [each.view(bs, -1)[:, : self.captured_req_width] for each in (step.tokens, step.positions, kv.slots)]
         torch._foreach_copy_(self._of_batch[bs], [*block, step.batch.req_pool_indices, kv.seq_lens])
-        output: DraftOutput = self.backend.replay(self._make_graph_key(size), None)
-        return output
+        return self.backend.replay(self._make_graph_key(size), None)
