@@ -3,17 +3,18 @@
 Each arm's scheduler times slot reservation, the worker's step, publishing the lengths, and the worker's part when the
 counts arrive. Forwards run in SGLang's CUDA-graph runners, whose host time counts: they check, pad and fill buffers.
 A graph's replay returns the output of an eager forward of the same shape. Device work is subtracted: replays,
-attention plans, injection, and torch stand-ins of kernels. All engines of a step run and take turns.
+attention plans, injection, and torch stand-ins of kernels. Counted is the CPU time of the scheduler's thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from statistics import quantiles
@@ -53,8 +54,8 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # In addition to forwards, attention plans and the platform's functions
 KERNELS = (
-    "prepare_block view_rings take_drafts accept_block match_copies offer_copies penalize_block repeat_rows "
-    "seeded_tokens"
+    "prepare_block view_rings take_drafts accept_block stage_block match_copies offer_copies penalize_block "
+    "repeat_rows seeded_tokens leading_tokens"
 )
 DEVICE = (
     *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
@@ -67,14 +68,14 @@ DEVICE = (
 
 
 class Stopwatch:
-    """Time inside ``counted`` functions minus that inside ``excluded`` ones."""
+    """CPU time inside ``counted`` functions minus that inside ``excluded`` ones."""
 
     def __init__(self) -> None:
         self.nanoseconds = 0
         self.running = False
 
     def _turn(self, on: bool) -> None:
-        self.nanoseconds += (-1 if on else 1) * time.perf_counter_ns()
+        self.nanoseconds += (-1 if on else 1) * time.thread_time_ns()
         self.running = on
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,23 +217,21 @@ class Timed:
 
 def measure(pair: Pair, kind: str, batches: list[int], repeats: int) -> Iterator[list[str]]:
     arms, flags, sampling = KINDS[kind]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
+    times = dict[tuple[str, int], list[float]]()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         if kind == "width 1":
             (folder / "widths.json").write_text(json.dumps({"widths": [1]}))
             flags = (*flags, "--speculative-adaptive-config", str(folder / "widths.json"))
-        engines = [Timed(pair, label, flags, folder) for label in arms]
-        for engine in engines:
-            stack.callback(engine.close)
-        for batch in batches:
-            times: list[list[float]] = [[] for _ in engines]
-            for _ in range(repeats):
-                for engine, own in zip(engines, times, strict=True):
-                    own += engine.steps(batch, sampling)
-            cuts = [quantiles(each, n=20) for each in times]
-            for engine, cut in zip(engines, cuts, strict=True):
-                ratios = [f"{cut[part] / cuts[1][part]:.2f}" for part in (9, 1)]
-                yield [kind, engine.label, str(batch), f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]", *ratios]
+        for label in arms:
+            with closing(Timed(pair, label, flags, folder)) as engine:
+                for batch in batches:
+                    times[label, batch] = [each for _ in range(repeats) for each in engine.steps(batch, sampling)]
+    cuts = {key: quantiles(each, n=20) for key, each in times.items()}
+    for batch, label in itertools.product(batches, arms):
+        cut, over = cuts[label, batch], cuts[arms[1], batch]
+        ratios = [f"{cut[part] / over[part]:.2f}" for part in (9, 1)]
+        yield [kind, label, str(batch), f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]", *ratios]
 
 
 def main(

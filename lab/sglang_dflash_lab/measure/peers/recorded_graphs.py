@@ -112,9 +112,12 @@ class _Recorded:
         runner, graphs = self._runner.model_runner, self._runner.model_runner.decode_cuda_graph_runner
         runner.decode_cuda_graph_runner = None
         try:
-            return runner.forward(forward_batch).logits_output
+            output = runner.forward(forward_batch).logits_output
         finally:
             runner.decode_cuda_graph_runner = graphs
+        for hook in runner.capture_tail_hooks if runner.is_draft_worker else ():  # SGLang's worker samples drafts in it
+            hook(self._runner, output, forward_batch, len(forward_batch.input_ids))
+        return output
 
     def _drafts(self, size: int) -> Any:
         from sglang_dflash.model.drafter import DraftOutput
