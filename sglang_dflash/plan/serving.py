@@ -122,6 +122,7 @@ class ServingPlan:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
     groups: int = 1  # of ranks that serve different requests (DP attention)
     own_attention: bool = False  # whether the drafter attends through our backend
+    one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
     state_dtype: str | None = None  # of replayed states
 
     @property
@@ -204,6 +205,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         hybrid=hybrid,
         groups=settings.groups,
         own_attention=pair.has_drafter and backend == OUR_BACKEND,
+        one_forward=settings.wants_one_forward and pair.has_drafter and backend == OUR_BACKEND,
         state_dtype=dtype,
     )
 

@@ -43,6 +43,7 @@ from sglang_dflash.upstream import hooks, read_record
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.debug import stage, sync_guard
+from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.layout import Layout
 from sglang_dflash.worker.start import seconds, since_start, timed
@@ -226,6 +227,8 @@ class DFlashWorker(BaseSpecWorker):
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.allocate(plan.drafted)
+                if plan.one_forward:
+                    drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
@@ -347,6 +350,8 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
+                if self._draft.graphs_of(step) is not None:  # SGLang's runners share the memory that a plan fills
+                    self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:
                     feature.drafted(step)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.launches import VARIABLE
+from tests.rehearsal.report import FAILS
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -297,6 +299,23 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
+def one_forward(scenario: Scenario) -> Scenario:
+    """The same where the drafter's graphs are replayed without SGLang's runner."""
+    environment, met = {**scenario.environment, ONE_FORWARD: "1"}, (*scenario.met, "replayed by: DraftGraphs")
+    return replace(scenario, name=f"one forward: {scenario.name}", environment=environment, met=met)
+
+
+# While SGLang's graph runner serves the drafter by default.
+ONE_FORWARD_SCENARIOS = (
+    *(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact),
+    replace(
+        SCENARIOS[0],
+        name="one forward: its captures fail",
+        environment={**SCENARIOS[0].environment, ONE_FORWARD: "1", FAILS: "DraftGraphs"},
+    ),
+)
+
+
 def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:
     options = {"max_running_requests": 2, "dtype": "bfloat16", **(_SNAPSHOTS if pair == HYBRID else {}), **options}
     return Scenario("", pair, requests, (), graphs=(2,), options=options, environment={VARIABLE: "1", **environment})
@@ -315,3 +334,4 @@ COUNTED = {
     "dense": _counted(DENSE, _greedy(DENSE)),
     "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
 }
+COUNTED |= {f"{name}, one forward": one_forward(each) for name, each in COUNTED.items() if "kept" not in name}
