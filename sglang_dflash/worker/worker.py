@@ -238,7 +238,14 @@ class DFlashWorker(BaseSpecWorker):
         if plan.widths is not None and plan.role != "prefill":
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
-                widths = graphs.build(plan.served_widths)
+                captured = graphs.build(plan.served_widths)
+                widths = plan.widths_with_graphs(captured)
+            if widths != captured and self._is_first:
+                logger.warning(
+                    "DFLASH: width %d only: %s have graphs, not all of %s. Fix: lower --mem-fraction-static, or add "
+                    "--speculative-adaptive to use these",
+                    *(plan.block, captured, plan.served_widths),
+                )
             self.width.at = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds

@@ -159,7 +159,7 @@ EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_
 _STEPPED = (
     "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
 )
-_ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
+_ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 12, 16)))
 _SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
 DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
