@@ -14,6 +14,7 @@ from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan import widths
 from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.layers import Layers, count, has_mamba, layers_of
@@ -62,7 +63,7 @@ class Pair:
             settings.overrides,
             settings.drafter_overrides,
             settings.speculative_adaptive_config,
-            settings.speculative_adaptive,
+            settings.speculative_adaptive or widths.ADAPTIVE_BY_DEFAULT,
         )
 
     @property
@@ -160,13 +161,15 @@ class Pair:
     def draft_backend(self, settings: Settings, device: Device) -> str | None:
         """Return the drafter's attention backend; None for an unknown GPU.
 
-        By default ours where SGLang would choose FlashInfer or Triton, otherwise SGLang's.
+        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere.
         """
         if settings.speculative_draft_attention_backend == OUR_BACKEND:
             return OUR_BACKEND
         found = self._sglangs_draft_backend(settings, device)
         by_default = settings.speculative_draft_attention_backend is None and device.kind == "gpu"
-        replaced = by_default and found in ("flashinfer", "triton") and self.backend_obstacle(settings) is None
+        # no GPU has compared ours with the others
+        others = ("fa3", "fa4", "trtllm_mha") if settings.wants_one_forward else ()
+        replaced = by_default and found in ("flashinfer", "triton", *others) and self.backend_obstacle(settings) is None
         return OUR_BACKEND if replaced else found
 
     def backend_obstacle(self, settings: Settings) -> str | None:

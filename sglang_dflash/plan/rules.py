@@ -12,7 +12,7 @@ from sglang_dflash.plan.attention import default_backend, verify_obstacle
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
-from sglang_dflash.plan.settings import READ, Settings, flag_of
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH, READ, Settings, flag_of
 
 # backend -> major compute capabilities that can run it
 _MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
@@ -168,5 +168,11 @@ def _draft_backend(settings: Settings, pair: Pair, device: Device) -> Iterator[F
             f"--speculative-draft-attention-backend {OUR_BACKEND}: {obstacle}",
             expected="K/V of 8, 16 or 32 bits, and heads of a power of two up to 256",
             remedy="leave --speculative-draft-attention-backend out",
+        )
+    if settings.wants_one_forward and backend != OUR_BACKEND:
+        yield warn(
+            f"{ONE_FORWARD_SWITCH}=1 has no effect: the drafter's attention is {backend or 'unknown'}",
+            expected=f"--speculative-draft-attention-backend {OUR_BACKEND}",
+            remedy=f"set it, or unset {ONE_FORWARD_SWITCH}",
         )
     yield ok(str(backend or "unknown"))

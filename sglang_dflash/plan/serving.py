@@ -123,7 +123,9 @@ class ServingPlan:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # the user's keys of the drafter's config.json
     groups: int = 1  # of ranks that serve different requests (DP attention)
     own_attention: bool = False  # whether the drafter attends through our backend
+    one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
     state_dtype: str | None = None  # of replayed states
+    by_default: bool = False  # whether the widths are adaptive without a flag
 
     @property
     def drafted(self) -> int:
@@ -139,6 +141,10 @@ class ServingPlan:
         if self.widths is None or self.widths.policy == "fixed":
             return (self.block,)
         return self.widths.widths_for(self.block, self.drafted)
+
+    def widths_with_graphs(self, captured: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the widths of steps: those with graphs, or the block alone if not all have them by default."""
+        return (self.block,) if self.by_default and captured != self.served_widths else captured
 
     def describe(self) -> dict[str, object]:
         """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
@@ -206,7 +212,9 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         hybrid=hybrid,
         groups=settings.groups,
         own_attention=pair.has_drafter and backend == OUR_BACKEND,
+        one_forward=settings.wants_one_forward and pair.has_drafter and backend == OUR_BACKEND,
         state_dtype=dtype,
+        by_default=widths is not None and pair.has_drafter and not settings.speculative_adaptive,
     )
 
 

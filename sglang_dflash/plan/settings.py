@@ -16,7 +16,9 @@ COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 DRAFTER_OVERRIDE = "SGLANG_DFLASH_DRAFTER_OVERRIDE"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
-_WORDS = {SWITCH: (BUILTIN, OURS), COPIES_SWITCH: ("0", "1"), EXACT_SWITCH: ("0",), REPLAY_SWITCH: ("0", "1")}
+ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
+_WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",)}
+_WORDS |= dict.fromkeys((COPIES_SWITCH, REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 WINDOW_FLAG = "--speculative-draft-window-size"
 OVERRIDE_FLAG = "--json-model-override-args"
@@ -108,6 +110,10 @@ class Settings:
     @property
     def wants_builtin(self) -> bool:
         return self.variable(SWITCH) == BUILTIN
+
+    @property
+    def wants_one_forward(self) -> bool:
+        return self.variable(ONE_FORWARD_SWITCH) == "1"
 
     @property
     def dequantises(self) -> bool:

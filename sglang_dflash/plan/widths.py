@@ -16,6 +16,8 @@ from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
 if TYPE_CHECKING:
     pass
 
+# once a GPU shows 0.98 of a fixed block's tokens per second with 1, 8 and 16 requests (docs/results/width.md)
+ADAPTIVE_BY_DEFAULT = False
 FLAG = "--speculative-adaptive-config"
 _Width = Annotated[int, Field(ge=1)]
 _Widths = Annotated[
@@ -29,7 +31,7 @@ class WidthConfig:
 
     Attributes:
         policy: ``random`` is for recordings and tests; ``fixed`` is always the widest.
-        widths: empty for the powers of two and the block sizes of drafter and server.
+        widths: empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and server.
         copies: whether text that a request repeats is copied; by default if ``policy`` is ``adaptive``.
     """
 
@@ -41,8 +43,11 @@ class WidthConfig:
     def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
         """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
         if not self.widths:
-            powers = {1 << exponent for exponent in range(block_size.bit_length())}
-            return tuple(sorted({*powers, min(drafter_block or block_size, block_size), block_size}))
+            powers, drafted = (
+                {1 << n for n in range(block_size.bit_length())},
+                min(drafter_block or block_size, block_size),
+            )
+            return tuple(sorted({*powers, *((12,) if drafted >= 16 else ()), drafted, block_size}))
         if self.widths[-1] > block_size:
             raise DFlashError(
                 f"width {self.widths[-1]} in the file of {FLAG}",

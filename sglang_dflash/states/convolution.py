@@ -7,26 +7,27 @@ summed in fp32 from the oldest tap on.
 
 from __future__ import annotations
 
+from functools import cache
 from math import gcd
 
 import torch
 import triton
 import triton.language as tl
 
-from sglang_dflash.ops.kernels import assert_dense, dependent_launch
+from sglang_dflash.ops.kernels import assert_dense, dependent_launch, fetch
 from sglang_dflash.states.reference import Convolved
 
 TAPS = 4
 _STEPS, _CHANNELS = 16, 64  # at most; a tile of 128 channels is slower (docs/results/kernels.md)
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "width", "x_stride", "a_stride", "b_stride"])
+@triton.jit(do_not_specialize=["slots", "rows", "width", "x_stride", "a_stride", "b_stride", "fetched"])
 def gdn_convolve_kernel(
     x, a, b, weight, bias, states, slots, windows, rows, mixed, z, a_out, b_out, width, x_stride, a_stride, b_stride,
     state_slot, state_channel, state_column, window_row, window_step, window_channel, window_column,
-    DIM: tl.constexpr, GATED: tl.constexpr, HEADS: tl.constexpr, PADDED: tl.constexpr, STEPS: tl.constexpr,
-    CHANNELS: tl.constexpr, UNIT: tl.constexpr, OVERLAP: tl.constexpr, SILU: tl.constexpr, ROUND_BETA: tl.constexpr,
-    PDL: tl.constexpr,
+    recurrent, recurrent_slot, fetched, DIM: tl.constexpr, GATED: tl.constexpr, HEADS: tl.constexpr,
+    PADDED: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, OVERLAP: tl.constexpr,
+    SILU: tl.constexpr, ROUND_BETA: tl.constexpr, LINES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -56,6 +57,10 @@ def gdn_convolve_kernel(
 
     # before the wait: what no kernel of this forward writes
     slot = tl.load(slots + request).to(tl.int64)
+    if LINES > 0 and (request < fetched) and (tl.program_id(1) == 0):  # part of the state that the rule reads next
+        line = tl.minimum(block * PART + tl.arange(0, PART), LINES - 1)
+        LINE: tl.constexpr = 1024 // recurrent.dtype.element_ty.primitive_bitwidth
+        fetch(recurrent + tl.maximum(slot, 0) * recurrent_slot + line * LINE)
     windows += tl.load(rows + request).to(tl.int64) * window_row + channel * window_channel
     state_at = states + tl.maximum(slot, 0) * state_slot + channel * state_channel
     # vectors: a [tokens, channels] tile of them would lay out all tiles along tokens
@@ -92,9 +97,16 @@ def gdn_convolve_kernel(
     tl.store(mixed + token * DIM + channel[None, :], tl.where(slot >= 0, acc, 0.0), mask=in_block)
 
 
-def gdn_convolve(x, a, b, weight, bias, states, slots, windows, rows, *, width, silu=True, round_beta=False):
+@cache
+def cached_lines(device):
+    return torch.cuda.get_device_properties(device).L2_cache_size // 256  # half: activations take the rest
+
+
+def gdn_convolve(
+    x, a, b, weight, bias, states, slots, windows, rows, *, width, silu=True, round_beta=False, recurrent=None,
+):  # fmt: skip
     (tokens, HV), dim, gated = b.shape, len(weight), x.shape[1] - len(weight)
-    assert_dense(weight, slots, rows, x[:1], a[:1], b[:1])
+    assert_dense(weight, slots, rows, x[:1], a[:1], b[:1], None if recurrent is None else recurrent[:1])
     assert tokens == len(x) == len(a) == len(slots) * width and len(rows) >= len(slots) and width <= windows.shape[1]
     assert states.shape[1:] == windows.shape[2:] == (dim, TAPS - 1) and weight.shape[1] == TAPS
     assert weight.dtype == x.dtype
@@ -105,12 +117,15 @@ def gdn_convolve(x, a, b, weight, bias, states, slots, windows, rows, *, width, 
     )  # fmt: skip
     unit, channels = gcd(x.stride(0), 8), gcd(dim, gated, _CHANNELS)  # a load has 16 bytes
     if tokens:
+        options = dependent_launch()
+        lines = recurrent[0].nbytes // 128 if options["PDL"] and recurrent is not None else 0
         grid = dim // channels + max(1, gated // channels), triton.cdiv(width, _STEPS), len(slots)
         gdn_convolve_kernel[grid](
             x, a, b, weight.view(torch.int64) if x.element_size() == 2 else weight, bias, states, slots, windows, rows,
-            *out, width, x.stride(0) // unit, a.stride(0), b.stride(0), *states.stride(), *windows.stride(), DIM=dim,
+            *out, width, x.stride(0) // unit, a.stride(0), b.stride(0), *states.stride(), *windows.stride(),
+            recurrent, recurrent.stride(0) if lines else 0, cached_lines(x.device) // lines if lines else 0, DIM=dim,
             GATED=gated, HEADS=HV, PADDED=triton.next_power_of_2(HV), STEPS=_STEPS, CHANNELS=channels, UNIT=unit,
-            OVERLAP=windows.stride(1) == windows.stride(3), SILU=silu, ROUND_BETA=round_beta, num_warps=4,
-            **dependent_launch(),
+            LINES=lines, PART=triton.next_power_of_2(triton.cdiv(lines, dim // channels)),
+            OVERLAP=windows.stride(1) == windows.stride(3), SILU=silu, ROUND_BETA=round_beta, num_warps=4, **options,
         )  # fmt: skip
     return out

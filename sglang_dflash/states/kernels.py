@@ -3,7 +3,7 @@
 Verify: one program per (values, value head, request).
 
 - A program is one warp up to width 16. Half of its instructions are for [16, 16] matrices, which further warps would
-  repeat, with operands exchanged through shared memory.
+  repeat, with operands exchanged through shared memory. In fp32 only eight warps have the registers.
 - The triangular system is solved by its inverse, assembled from inverses of halves. Its entries are products of
   contractions (beta <= 1, keys of norm 1), so none exceeds 1; powers of the same matrix can reach thousands and cancel.
 - 16-bit queries and keys are multiplied on tensor cores and normalised afterwards, which is exact. An fp32 state is
@@ -20,15 +20,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from sglang_dflash.ops.kernels import assert_dense, dependent_launch
+from sglang_dflash.ops.kernels import assert_dense, dependent_launch, fetch
 from sglang_dflash.states.reference import EPS
 
 # Values of a state [V, K] per program, and lanes per load. With more in a commit, a thread takes over 128 registers; a
 # verify with more repeats less work but has too few warps to hide latencies.
 _VERIFIED, _VERIFIED_LANES = 32, 16
 _COMMITTED, _LANES = 64, 32
-# 12 warps per multiprocessor; without the limit ptxas takes up to 255 or spills to reach a round number of warps
-_REGISTERS = 168
 
 
 def lanes_of_key(size: int, most: int = _LANES) -> int:
@@ -42,6 +40,31 @@ def precision(activations: Tensor) -> str:
 def verify_stages(activations: Tensor) -> int:
     # with three, 8 bytes spill on sm_86 and sm_89
     return 2 if activations.is_cuda and driver.active.get_current_target().arch < 90 else 3
+
+
+def most_registers(activations: Tensor) -> int | None:
+    # 16 programs of one warp then share a multiprocessor: on 132 of them, one wave for 16 requests of 32 heads. With
+    # this limit float16, and all dtypes from sm_100 on, spill; without one they take up to 174.
+    if activations.dtype != torch.bfloat16 or not activations.is_cuda:
+        return None
+    return 128 if driver.active.get_current_target().arch <= 90 else None
+
+
+@triton.jit
+def split(x, dtype: tl.constexpr):
+    # Two 16-bit parts of an fp32 value. An addition rounds the first one of bfloat16: conversions have a quarter of its
+    # throughput, and take registers.
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True) + 0x8000
+        rounded = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return rounded, (x - (bits & -0x10000).to(tl.float32, bitcast=True)).to(dtype)
+    return x.to(dtype), (x - x.to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def fetch_rows(at, K: tl.constexpr):
+    for start in tl.static_range(0, K, 1024 // at.dtype.element_ty.primitive_bitwidth):
+        fetch(at + start)
 
 
 @triton.jit
@@ -117,13 +140,16 @@ def gdn_verify_kernel(
     request = tl.program_id(2).to(tl.int64)
     key_head = head // group
     slot = tl.load(slots + request).to(tl.int64)
+    value = tile * VALUES + tl.arange(0, VALUES)[None, :]
+    state_at = states + tl.maximum(slot, 0) * state_stride + (head * V + tl.trans(value)) * K
+    if PDL and EVEN:
+        fetch_rows(state_at, K)
     rate = tl.exp(tl.load(A_log + head).to(tl.float32))
     bias = tl.load(dt_bias + head).to(tl.float32)
     if PDL:  # q, k, v, a and b are outputs of the kernel before; out and the records may still be read
         tl.extra.cuda.gdc_wait()
     step = tl.arange(0, STEPS)
     in_block = step < width
-    value = tile * VALUES + tl.arange(0, VALUES)[None, :]
     written = in_block[:, None] & (value < V)
     first = request * width  # offsets from it, and within a state or a row of the records, fit 32 bits
     out += (first * value_heads + head) * V
@@ -138,7 +164,6 @@ def gdn_verify_kernel(
     # not yet normalised
     q_at = q + first * q_stride + key_head * K + (token * q_stride)[:, None]
     k_at = k + first * k_stride + key_head * K + (token * k_stride)[:, None]
-    state_at = states + slot * state_stride + (head * V + tl.trans(value)) * K
     read = tl.zeros((VALUES, STEPS), tl.float32)
     erased = tl.zeros((VALUES, STEPS), tl.float32)
     zeros = tl.zeros((STEPS, STEPS), tl.float32)
@@ -153,13 +178,13 @@ def gdn_verify_kernel(
         q_overlaps = tl.dot(queries, tl.trans(queries), q_overlaps, input_precision="ieee")
         scores = tl.dot(queries, tl.trans(own_keys), scores, input_precision="ieee")
         overlaps = tl.dot(own_keys, tl.trans(own_keys), overlaps, input_precision="ieee")
+        if q.dtype.element_ty != tl.float32 and states.dtype.element_ty != q.dtype.element_ty:
+            state, rest = split(state.to(tl.float32), q.dtype.element_ty)
+            read = tl.dot(rest, tl.trans(queries), read)
+            erased = tl.dot(rest, tl.trans(own_keys), erased)
         rounded = state.to(q.dtype.element_ty)
         read = tl.dot(rounded, tl.trans(queries), read, input_precision="ieee")
         erased = tl.dot(rounded, tl.trans(own_keys), erased, input_precision="ieee")
-        if q.dtype.element_ty != tl.float32 and states.dtype.element_ty != q.dtype.element_ty:
-            rest = (state.to(tl.float32) - rounded.to(tl.float32)).to(q.dtype.element_ty)
-            read = tl.dot(rest, tl.trans(queries), read)
-            erased = tl.dot(rest, tl.trans(own_keys), erased)
     v_at = v + first * v_stride + head * V + (token * v_stride)[:, None]
     values = load(v_at + value, value < V, EVEN)
     row = tl.load(rows + request).to(tl.int64)
@@ -204,7 +229,7 @@ def gdn_verify_kernel(
 
 
 def gdn_verify(
-    q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False, values=None,
+    q, k, v, a, b, A_log, dt_bias, states, slots, records, rows, *, width, scale, round_beta=False,
 ):  # fmt: skip
     strided = q, k, v, a, b, states, *records.parts  # tokens, slots and rows may have gaps
     assert_dense(A_log, dt_bias, slots, rows, *(x[:1] for x in strided))
@@ -215,16 +240,17 @@ def gdn_verify(
     if not tokens:
         return out
     # a narrow block on a server with wide ones takes a third of the registers
-    levels = max(4, (width - 1).bit_length())
-    narrow = levels == 4
+    levels, halves = max(4, (width - 1).bit_length()), q.element_size() == 2
+    one_warp = halves and levels == 4
     lanes = lanes_of_key(K, _VERIFIED_LANES)
-    values = min(values or (_VERIFIED if narrow else _VERIFIED // 2), max(16, triton.next_power_of_2(V)))
+    values = min(_VERIFIED if one_warp else _VERIFIED // 2, max(16, triton.next_power_of_2(V)))
     gdn_verify_kernel[(triton.cdiv(V, values), HV, len(slots))](
         q, k, v, a, b, A_log, dt_bias, states, slots, *records, rows, out, width, HV, HV // H, scale,
         *(x.stride(0) for x in strided[:9]),
         K=K, V=V, RING=ring, LEVELS=levels, LANES=lanes, VALUES=values, EVEN=K % lanes == 0 and V % values == 0,
         EPS=EPS, ROUND_BETA=round_beta, PRECISION=precision(q),
-        num_warps=1 if narrow else 4, num_stages=verify_stages(q), maxnreg=_REGISTERS if narrow else None,
+        num_warps=1 if one_warp else 4 if halves else 8,  # four warps spill in fp32
+        num_stages=verify_stages(q), maxnreg=most_registers(q) if one_warp else None,
         **dependent_launch(),
     )  # fmt: skip
     return out
@@ -265,7 +291,7 @@ def gdn_commit_kernel(
     states, updates, keys, decays, updates_low, keys_low, rows, slots, counts, track_slots, track_counts,
     value_heads, group, state_layer, state_slot, update_layer, update_row, key_layer, key_row, decay_layer,
     decay_row, K: tl.constexpr, V: tl.constexpr, RING: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr,
-    VALUES: tl.constexpr, PRECISION: tl.constexpr,
+    VALUES: tl.constexpr, PRECISION: tl.constexpr, FETCH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0) // value_heads
     head = (tl.program_id(0) % value_heads).to(tl.int64)
@@ -277,6 +303,8 @@ def gdn_commit_kernel(
     row = tl.load(rows + request).to(tl.int64)
     value = tile * VALUES + tl.arange(0, VALUES)[:, None]
     value_at = states + layer * state_layer + (head * V + value) * K
+    if FETCH and V % VALUES == 0:
+        fetch_rows(value_at + slot * state_slot, K)
     update_at = layer * update_layer + row * update_row + head * RING * V + tl.trans(value)
     key_at = layer * key_layer + row * key_row + (head // group) * RING * K
     decays += layer * decay_layer + row * decay_row + head * RING
@@ -316,6 +344,6 @@ def gdn_commit(states, records, rows, slots, counts, track_slots=None, track_cou
             states, *records, *vectors, HV, HV // records.keys.shape[2],
             *(stride for x in (states, *records[:3]) for stride in x.stride()[:2]),
             K=K, V=V, RING=ring, STEPS=max(16, triton.next_power_of_2(ring)), LANES=lanes_of_key(K), VALUES=values,
-            PRECISION=precision(records.keys),
+            PRECISION=precision(records.keys), FETCH=dependent_launch()["PDL"],
             num_warps=4, num_stages=2,  # with three, tracking of bf16 states spills on sm_120
         )  # fmt: skip

@@ -59,6 +59,7 @@ class Convolved(NamedTuple):
 def gdn_convolve(
     x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
     windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
+    recurrent: Tensor | None = None,
 ) -> Convolved:  # fmt: skip
     """Convolve ``width`` tokens of every request with what came before them, and record the inputs for a commit.
 
@@ -71,6 +72,7 @@ def gdn_convolve(
         windows: last inputs after each token, ``[R, L >= width, dim, taps - 1]``; those of consecutive tokens may share
             memory. The first ``bs`` entries of ``rows``, all different, are written.
         round_beta: return ``b`` in fp32 such that its sigmoid is ``sigmoid(b)``, rounded to the dtype of ``b``.
+        recurrent: states ``[slots, HV, V, K]`` that the rule reads next. The kernel fetches them to the L2 cache.
     """
     (dim, taps), bs, HV = weight.shape, len(slots), b.shape[1]
     rows, live = rows[:bs].long(), (slots >= 0).view(-1, 1, 1)

@@ -58,6 +58,7 @@ def verify(
         width=width,
         silu=bool(layer.activation),
         round_beta=rule is keep and replay.decode_rounds_beta(),
+        recurrent=cache.temporal,
     )
     q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))

@@ -74,6 +74,7 @@ class Step:
             reuse its row.
         interval: tokens between track boundaries if a request may cross one, else 0.
         caught_up: whether the draft also injected tokens of plain steps.
+        planned: SGLang's batch of the verify, if it was planned before the draft.
         verified: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
         accepted: the tokens that the step commits.
     """
@@ -91,6 +92,7 @@ class Step:
     state_slots: Tensor | None = None
     interval: int = 0
     caught_up: bool = False
+    planned: Any = None
     verified: Any = field(init=False)
     accepted: Accepted = field(init=False)
 

@@ -16,6 +16,7 @@ from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
 from sglang_dflash.plan.division import STAGED
 from sglang_dflash.step.step import Step
+from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.layout import ForwardBatches
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ class Draft:
         drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
+    def graphs_of(self, step: Step) -> DraftGraphs | None:
+        """Return the graphs that draft for a step without a forward of SGLang, or None."""
+        graphs = self._drafter.decode_cuda_graph_runner
+        serves = isinstance(graphs, DraftGraphs) and step.width > 1 and len(step.tokens) <= graphs.max_bs
+        return graphs if serves else None
+
     def draft(self, step: Step) -> None:
         """Fill ``step.tokens``, ``step.margins`` and ``step.draft_kv``; width 1 needs ``draft_kv`` only."""
         translator = self._drafter.kv_index_translator
@@ -49,15 +56,21 @@ class Draft:
         if step.width == 1:
             return
         self._seeds.share(step.batch)
-        block = step.first(self._drafted, translator) if step.width > self._drafted else step
-        step.caught_up = self._inject.before_draft(block)
-        forward_batch = self._batches(block, block.draft_kv)
-        with draft_tp_context(self._ranks):
-            output = self._drafter.forward(forward_batch).logits_output
+        output, bs = self._forward(step), len(step.tokens)
         # a graph pads the batch and overwrites its outputs
-        bs = len(step.tokens)
         margins = None if output.margins is None else output.margins[:bs]
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
+
+    def _forward(self, step: Step) -> Any:
+        bs, captured = len(step.tokens), getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
+        padded = next((size for size in captured if size >= bs), bs)
+        step.caught_up = self._inject.before_draft(padded * min(step.width, self._drafted))
+        if (graphs := self.graphs_of(step)) is not None:
+            return graphs.replay(step, padded)
+        block = step.first(self._drafted, self._drafter.kv_index_translator) if step.width > self._drafted else step
+        forward_batch = self._batches(block, block.draft_kv)
+        with draft_tp_context(self._ranks):
+            return self._drafter.forward(forward_batch).logits_output
 
 
 class NoDrafter:
@@ -65,6 +78,9 @@ class NoDrafter:
 
     def __init__(self, device: torch.device | str) -> None:
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
+
+    def graphs_of(self, step: Step) -> None:
+        return None
 
     def draft(self, step: Step) -> None:
         if step.width > 1:
@@ -84,11 +100,20 @@ class Verify:
         self._target = target_worker
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
+    def plan(self, step: Step) -> None:
+        """Fill the graph's inputs and plan its attention before the draft is launched, whose graph hides the host's
+        time. The drafts are copied again."""
+        batch, graphs = self._batches(step, step.target_kv), self._target.model_runner.decode_cuda_graph_runner
+        if graphs is not None and graphs.can_run_graph(batch):
+            graphs.load_batch(batch)
+            batch.mark_forward_metadata_ready()
+        step.planned = batch
+
     def verify(self, step: Step) -> None:
         # stores snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
         if step.interval or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
-        forward_batch = self._batches(step, step.target_kv)
+        forward_batch = step.planned or self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
 
     def idle(self, batch: ScheduleBatch, width: int) -> None:
@@ -141,16 +166,13 @@ class Inject:
             stage_block(hidden, positions, slots, step.accepted.accept_lens, *free)
             self._waiting, self._plain = self._waiting + tokens, self._plain or step.width == 1
 
-    def before_draft(self, step: Step) -> bool:
-        """Inject what the drafter's forward does not inject itself; see :meth:`catch_up`.
+    def before_draft(self, rows: int) -> bool:
+        """Inject what the drafter's forward of ``rows`` tokens, padding included, does not inject itself.
 
-        A forward injects any request's tokens, as many as it has rows.
+        It injects any request's tokens, as many as it has rows. See :meth:`catch_up`.
         """
-        staged, bs = self._drafter.model.staged, len(step.tokens)
-        captured = getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
-        padded = next((size for size in captured if size >= bs), bs)
-        takes = bs * step.width if staged is not None and padded * step.width <= len(staged) else 0
-        if self._waiting > takes or self._copies:
+        staged = self._drafter.model.staged
+        if self._waiting > (rows if staged is not None and rows <= len(staged) else 0) or self._copies:
             return self.catch_up()
         self._waiting, self._plain = 0, False
         return False

@@ -43,6 +43,7 @@ from sglang_dflash.upstream import hooks, read_record
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.debug import stage, sync_guard
+from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.layout import Layout
 from sglang_dflash.worker.start import seconds, since_start, timed
@@ -226,6 +227,8 @@ class DFlashWorker(BaseSpecWorker):
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.allocate(plan.drafted)
+                if plan.one_forward:
+                    drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                     drafter.model.staged = None  # an eager forward launches as much itself
@@ -235,7 +238,14 @@ class DFlashWorker(BaseSpecWorker):
         if plan.widths is not None and plan.role != "prefill":
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
-                widths = graphs.build(plan.served_widths)
+                captured = graphs.build(plan.served_widths)
+                widths = plan.widths_with_graphs(captured)
+            if widths != captured and self._is_first:
+                logger.warning(
+                    "DFLASH: width %d only: %s have graphs, not all of %s. Fix: lower --mem-fraction-static, or add "
+                    "--speculative-adaptive to use these",
+                    *(plan.block, captured, plan.served_widths),
+                )
             self.width.at = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
@@ -347,6 +357,8 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
+                if self._draft.graphs_of(step) is not None:  # SGLang's runners share the memory that a plan fills
+                    self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:
                     feature.drafted(step)

@@ -51,8 +51,10 @@ def test_the_call_has_every_row(tmp_path: Path) -> None:
     assert exact == [0, 0]
     states = {row["arm"]: row["states"] for row in found if row["what"] == "texts" and row.get("states")}
     assert states["kept"] == "kept" and states["replayed, random widths, copies"] == "replayed"
-    assert of(found, "steps", "arm", "batch") == {(arm, 1) for arm in ("planned", "builtin", "plain")}
-    assert [len(row["step_ms"]) for row in found if row["what"] == "steps"] == [1, 1, 1]
+    served = ("planned", "one forward", "builtin", "plain", "adaptive")
+    assert of(found, "steps", "arm", "batch") == {(arm, 1) for arm in served}
+    assert [len(row["step_ms"]) for row in found if row["what"] == "steps"] == [1] * len(served)
+    assert of(found, "tokens", "arm", "batch") == {("planned", 1), ("adaptive", 1)}
     costs = [row for row in found if row["what"] == "costs"]
     assert costs and all(row["milliseconds"].keys() >= {"1", "16"} and row["calibration_s"] > 0 for row in costs)
     assert of(found, "cases", "files") == {("tests/ops/cases.py",)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 import time
 from pathlib import Path
@@ -99,6 +100,13 @@ def test_host_times_are_of_decode_loops_of_one_batch_size(capsys: pytest.Capture
     found = host_times(capsys.readouterr().out)
     assert [row["batch"] for row in found] == [4, 8]
     assert all(row.keys() == {"batch", "loop_ms", "run_batch_ms", "wait_ms"} for row in found)
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("stage", plugin.STAGES)
+def test_a_stage_is_a_function(stage: str) -> None:
+    assert callable(pkgutil.resolve_name(plugin.STAGES[stage]))
+    assert f"{stage}_ms" in rows.PAGE["tables"]["stages"]["columns"]
 
 
 def test_the_wheelhouse_hides_no_package_of_the_machine() -> None:

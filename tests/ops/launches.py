@@ -140,7 +140,8 @@ def compiled_for(capability: int, ptxas: str | None = None) -> Iterator[list[Lau
     driver.set_active(device)
     JITFunction.run = compile_only
     try:
-        with OnCuda(), _assembling_with(ptxas):
+        cuda = patch("torch.cuda.get_device_properties", lambda device: SimpleNamespace(L2_cache_size=50 << 20))
+        with OnCuda(), _assembling_with(ptxas), cuda:
             yield launches
     finally:
         JITFunction.run, driver._active = run, before

@@ -141,7 +141,7 @@ def _noise(bs: int) -> Noise:
 
 
 def _attention(shapes: RankShapes, bs: int, width: int, table: Tensor, longs: Callable[..., Tensor]) -> None:
-    """Layers of the drafter, full and sliding, and the target's verify."""
+    """Layers of the drafter, full (with K/V of 16 and 8 bits) and sliding, and the target's verify."""
     drafter, target = shapes.drafter, shapes.target
     tp = drafter.num_heads // shapes.draft_heads
     heads, kv_heads = target["num_attention_heads"] // tp, max(1, target["num_key_value_heads"] // tp)
@@ -151,9 +151,10 @@ def _attention(shapes: RankShapes, bs: int, width: int, table: Tensor, longs: Ca
         (drafts, True, 2047),
         ((heads, kv_heads, target["head_dim"]), True, -1),
     ):
-        queries, pool = (tensor(rows, n, dim, dtype=torch.bfloat16) for rows, n in ((bs * width, q), (4096, kv)))
-        scale = dim**-0.5
-        ops.block_attention(queries, pool, pool, table, longs(bs), longs(bs), scale=scale, causal=causal, window=window)
+        queries, scale = tensor(bs * width, q, dim, dtype=torch.bfloat16), dim**-0.5
+        for stored in (torch.bfloat16, torch.float8_e4m3fn)[: 1 if causal else 2]:
+            inputs = queries, *[tensor(4096, kv, dim, dtype=stored)] * 2, table, longs(bs), longs(bs)
+            ops.block_attention(*inputs, scale=scale, causal=causal, window=window)
 
 
 def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
@@ -185,28 +186,38 @@ def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Ca
     memory = half(1, REQUEST_ROWS, dim, block + 2)
     windows = windows_by_token(memory.as_strided((1, REQUEST_ROWS, block, dim, 3), (0, row, 1, block + 2, 1)))[0]
     states, weight, tokens = half(REQUEST_ROWS, dim, 3), half(dim, 4), bs * width
+    recurrent = tensor(REQUEST_ROWS, HV, V, shapes.target["linear_key_head_dim"], dtype=torch.float32)
     fused, gates = half(tokens, dim + HV * V + 2 * HV), half(tokens, 2 * HV)
     qkvz, own_gates = fused.split([dim + HV * V, 2 * HV], -1)
     apart, split = half(tokens, dim + HV * V), half(tokens, dim)
     for x, ba, round_beta in ((qkvz, own_gates, True), (apart, gates, False), (split, gates, False)):
         b, a = ba.chunk(2, -1)
         gdn_convolve(
-            *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)), width=width, round_beta=round_beta
+            *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)),
+            width=width, round_beta=round_beta, recurrent=recurrent,
         )  # fmt: skip
 
 
-def _gdn_replay(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:
+def _gdn_replay(
+    shapes: RankShapes,
+    bs: int,
+    width: int,
+    block: int,
+    longs: Callable[..., Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
     """Verify of a linear-attention layer, then the commit of two, with and without tracked states."""
     H, HV = shapes.key_heads, shapes.value_heads
     K, V = shapes.target["linear_key_head_dim"], shapes.target["linear_value_head_dim"]
 
     def half(*shape: int) -> Tensor:
-        return tensor(*shape, dtype=torch.bfloat16)
+        return tensor(*shape, dtype=dtype)
 
     def ring(*leading: int) -> Records:
         updates, keys = (*leading, REQUEST_ROWS, HV, block, V), (*leading, REQUEST_ROWS, H, block, K)
         decays = tensor(*updates[:-1], dtype=torch.float32)
-        return Records(half(*updates), half(*keys), decays, half(*updates), half(*keys))
+        low = () if dtype == torch.float32 else (half(*updates), half(*keys))
+        return Records(half(*updates), half(*keys), decays, *low)
 
     states, tokens = tensor(2, REQUEST_ROWS, HV, V, K, dtype=torch.float32), bs * width
     gdn_verify(

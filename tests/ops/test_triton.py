@@ -91,12 +91,19 @@ def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(capability: 
             assert all(size <= 65_535 for size in launch.grid[1:]), launch
 
 
-def test_a_verify_does_not_spill_on_older_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It did, on sm_86 and sm_89, which have as many registers as the others."""
-    monkeypatch.setattr(published, "gdn_commit", lambda *args: None)
-    with compiled_for(86) as launches:
-        published._gdn_replay(SHAPES[0], 16, 16, 16, tensor)
-    assert [(launch.kernel, launch.usage.stack) for launch in launches] == [("gdn_verify_kernel", 0)]
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [(86, torch.bfloat16), (90, torch.float16), *product((86, 90, 120), [torch.float32])],
+)
+def test_a_replay_does_not_spill_in_other_dtypes_and_on_older_gpus(capability: int, dtype: torch.dtype) -> None:
+    """They did, with one warp of 168 registers."""
+    for width in (16, 32):
+        with compiled_for(capability) as launches:
+            published._gdn_replay(SHAPES[0], 16, width, width, tensor, dtype)
+        assert {launch.kernel: launch.usage.stack for launch in launches} == {
+            "gdn_verify_kernel": 0,
+            "gdn_commit_kernel": 0,
+        }
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from sglang_dflash.plan.attention import default_backend
 from sglang_dflash.plan.device import UNKNOWN_GPU, Device
 from sglang_dflash.plan.pair import DRAFT_BACKENDS, OUR_BACKEND, Pair
 from sglang_dflash.plan.rules import check_backends, check_rules
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH, Settings
 from sglang_dflash.plan.states import needs_bfloat16_states
 from tests.plan.commands import FOLDER
 from tests.support.configs import drafter, pair_of, target
@@ -92,6 +92,14 @@ def test_our_kernel_serves_the_drafter_where_sglang_would_take_flashinfer_or_tri
     fits = served != "flashinfer" or DRAFTER in flags
     (found,) = (each for each in check_rules(asked, pair, GPUS[gpu]) if each.about == "drafter's attention backend")
     assert (found.level == "ok") is (fits and EXACT not in flags), found
+
+
+@pytest.mark.parametrize(("pair", "gpu"), [(PLAIN, "h200"), (SLIDES, "b200"), (MIXED, "b200"), (PLAIN, "rtx5090")])
+def test_with_one_forward_our_kernel_serves_the_drafter_on_every_gpu(pair: Pair, gpu: str) -> None:
+    settings = replace(options(), environ={ONE_FORWARD_SWITCH: "1"})
+    assert pair.draft_backend(settings, GPUS[gpu]) == OUR_BACKEND
+    unserved = settings.changed(kv_cache_dtype="nvfp4"), settings.changed(speculative_draft_attention_backend="fa3")
+    assert OUR_BACKEND not in [pair.draft_backend(each, GPUS[gpu]) for each in unserved]
 
 
 @pytest.mark.sglang

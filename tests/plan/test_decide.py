@@ -14,6 +14,7 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan import widths
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import Settings
@@ -63,7 +64,7 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "flags", "block", "served"),
     [
-        ({}, (), 16, (1, 2, 4, 8, 16)),
+        ({}, (), 16, (1, 2, 4, 8, 12, 16)),
         ({"policy": "fixed"}, (), 16, (16,)),
         ({"policy": "fixed", "widths": [1, 4]}, (), 4, (4,)),
         ({"widths": [1, 4]}, (), 4, (1, 4)),
@@ -89,6 +90,18 @@ def test_no_graph_is_captured_for_a_width_that_no_step_has(
     assert (plan.block, plan.served_widths) == (block, served)
     declared = launched(settings, GPUS["h200"], monkeypatch)
     assert declared["speculative_num_draft_tokens"] == declared["speculative_dflash_block_size"] == block
+
+
+@pytest.mark.sglang
+def test_a_default_that_lacks_graphs_serves_the_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a flag; with one, the widths that have graphs."""
+    pytest.importorskip("sglang")
+    assert decided(arguments(), hybrid=True).served_widths == (16,)
+    monkeypatch.setattr(widths, "ADAPTIVE_BY_DEFAULT", True)
+    plan = decided(arguments(), hybrid=True)
+    assert plan.served_widths == plan.widths_with_graphs(plan.served_widths) == (1, 2, 4, 8, 12, 16)
+    assert plan.widths_with_graphs((1, 12, 16)) == (16,) and plan.copies
+    assert decided(arguments("--speculative-adaptive"), hybrid=True).widths_with_graphs((1, 16)) == (1, 16)
 
 
 @pytest.mark.sglang

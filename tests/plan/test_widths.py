@@ -11,17 +11,17 @@ from sglang_dflash.plan.widths import WidthConfig, parse_config, read_config
 @pytest.mark.parametrize(
     "block, drafted, widths",
     [
-        (16, None, (1, 2, 4, 8, 16)),
+        (16, None, (1, 2, 4, 8, 12, 16)),
         (10, None, (1, 2, 4, 8, 10)),
         (2, None, (1, 2)),
         (1, None, (1,)),
         # a wider block than the drafter's
-        (32, 16, (1, 2, 4, 8, 16, 32)),
+        (32, 16, (1, 2, 4, 8, 12, 16, 32)),
         (32, 10, (1, 2, 4, 8, 10, 16, 32)),
-        (32, 64, (1, 2, 4, 8, 16, 32)),
+        (32, 64, (1, 2, 4, 8, 12, 16, 32)),
     ],
 )
-def test_default_widths_are_powers_of_two_the_block_size_and_what_the_drafter_drafts(block, drafted, widths):
+def test_default_widths_are_powers_of_two_and_12_the_block_size_and_what_the_drafter_drafts(block, drafted, widths):
     assert WidthConfig().widths_for(block, drafted) == widths
 
 

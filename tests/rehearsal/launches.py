@@ -34,15 +34,17 @@ WORKER = "sglang_dflash.worker.worker.DFlashWorker"
 SGLANGS = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2"  # the kit's other arm
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
 
 
 @dataclass
 class Counted:
-    """One decode step: kind, graph replays, and launches outside of graphs, each with its place; those inside
-    of ``ModelRunner.forward`` are apart."""
+    """One decode step: kind, graph replays, SGLang's forwards, and launches outside of graphs, each with its place;
+    those inside of ``ModelRunner.forward``, or of a verify that is planned before the draft, are apart."""
 
     kind: str
     replays: int = 0
+    forwards: int = 0
     launches: list[str] = field(default_factory=list)
     in_forwards: list[str] = field(default_factory=list)
 
@@ -74,6 +76,7 @@ def install() -> None:
     HookRegistry.register(f"{WORKER}.forward_batch_generation", _count, HookType.AROUND)
     HookRegistry.register(f"{SGLANGS}.__init__", _on_cuda, HookType.BEFORE)
     HookRegistry.register(f"{RUNNER}.forward", _in_forward, HookType.AROUND)
+    HookRegistry.register(f"{GRAPHS}.load_batch", _in_plan, HookType.AROUND)
     for store in ("set_kv_buffer", "set_kv_buffer_prefix_valid"):  # on a GPU one kernel
         HookRegistry.register(f"{POOL}.{store}", _one_store, HookType.AROUND)
     interpreter.watchers.append(_note)
@@ -123,6 +126,12 @@ def _count(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **
 
 
 def _in_forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _running:
+        _running[-1].forwards += 1
+    return _in_plan(original, *args, **kwargs)
+
+
+def _in_plan(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not _running:
         return original(*args, **kwargs)
     step = _running[-1]

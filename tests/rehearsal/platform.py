@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang.srt.platforms.interface import PlatformCapabilities
 
 from sglang_dflash.plan.pair import OUR_BACKEND
@@ -29,10 +31,8 @@ class RehearsalPlatform(DFlashCpuPlatform):
     def get_speculative_cache_locs_fn(self) -> None:
         return None
 
-    def get_graph_runner_cls(self) -> type:
-        from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-
-        return DecodeCudaGraphRunner
+    def get_graph_runner_cls(self) -> Any:
+        return lambda runner: runner._decode_cuda_graph_runner_cls()(runner)  # as on CUDA
 
     def get_full_graph_backend_cls(self) -> None:
         return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections
+import os
 from typing import Any
 
 from tests.rehearsal import launches
 from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 
 # "replays: target 4" (role, batch size; "replays: prefill" of the target), "widths: target 8" (replays by width),
-# "eager: target 4" and "eager widths: target 8" (forwards without a graph), "events: retracted".
+# "replayed by: DraftGraphs" (a class), "eager: target 4" and "eager widths: target 8" (forwards without a graph),
+# "events: retracted".
 MET: collections.Counter[str] = collections.Counter()
+FAILS = "REHEARSE_FAILED_CAPTURE"  # class whose captures fail
 # Kernels that were compiled before the server took requests.
 _AT_START: set[str] = set()
 
@@ -50,15 +53,22 @@ def _role(runner: Any) -> str:
 
 def capture(original: Any, backend: Any, shape_key: Any, forward: Any, *args: Any, **kwargs: Any) -> None:
     """Hook around ``FullCudaGraphBackend.capture_one``."""
-    calls = iter((forward, lambda: None, forward))  # leave out one of two equal warm-ups: they take long here
+    fails = type(backend._cuda_graph_runner).__name__ == os.environ.get(FAILS)
+    # leave out one of two equal warm-ups: they take long here
+    calls = iter((forward, lambda: None, _fail if fails else forward))
     original(backend, shape_key, lambda: next(calls)(), *args, **kwargs)
     backend._graphs[shape_key].poison()  # what a capture left in memory is no result
 
 
+def _fail() -> None:
+    raise RuntimeError("planted")
+
+
 def replayed(output: Any, backend: Any, shape_key: Any, *_: Any, **__: Any) -> None:
     """Hook after ``FullCudaGraphBackend.replay``."""
-    role, width = _role(backend._cuda_graph_runner.model_runner), backend._cuda_graph_runner.captured_req_width
-    MET.update((f"replays: {role} {shape_key.size}", f"widths: {role} {width}"))
+    runner = backend._cuda_graph_runner
+    role, width, by = _role(runner.model_runner), runner.captured_req_width, type(runner).__name__
+    MET.update((f"replays: {role} {shape_key.size}", f"widths: {role} {width}", f"replayed by: {by}"))
     backend._graphs[shape_key].poison(keep=output)
 
 

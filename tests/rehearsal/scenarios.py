@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
 from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.launches import VARIABLE
+from tests.rehearsal.report import FAILS
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -164,7 +166,7 @@ EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_
 _STEPPED = (
     "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
 )
-_ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 16)))
+_ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", "drafter") for w in (2, 4, 8, 12, 16)))
 _SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
 DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
@@ -346,6 +348,23 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
+def one_forward(scenario: Scenario) -> Scenario:
+    """The same where the drafter's graphs are replayed without SGLang's runner."""
+    environment, met = {**scenario.environment, ONE_FORWARD: "1"}, (*scenario.met, "replayed by: DraftGraphs")
+    return replace(scenario, name=f"one forward: {scenario.name}", environment=environment, met=met)
+
+
+# While SGLang's graph runner serves the drafter by default.
+ONE_FORWARD_SCENARIOS = (
+    *(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact),
+    replace(
+        SCENARIOS[0],
+        name="one forward: its captures fail",
+        environment={**SCENARIOS[0].environment, ONE_FORWARD: "1", FAILS: "DraftGraphs"},
+    ),
+)
+
+
 def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:
     options = {"max_running_requests": 2, "dtype": "bfloat16", **(_SNAPSHOTS if pair == HYBRID else {}), **options}
     return Scenario("", pair, requests, (), graphs=(2,), options=options, environment={VARIABLE: "1", **environment})
@@ -364,3 +383,4 @@ COUNTED = {
     "dense": _counted(DENSE, _greedy(DENSE)),
     "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
 }
+COUNTED |= {f"{name}, one forward": one_forward(each) for name, each in COUNTED.items() if "kept" not in name}

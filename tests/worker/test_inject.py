@@ -75,10 +75,8 @@ class Drafting:
         self.pool, self.writes = dict[int, float](), 0
         self.model: Any = SimpleNamespace(staged=None, fc=SimpleNamespace(input_size=1), write_context=self.write)
         self.model.inject_staged = functools.partial(DFlashDraftModel.inject_staged, self.model)
-        graphs = SimpleNamespace(capture_bs=[1, 2, 4])
         runner: Any = SimpleNamespace(model=self.model, max_running_requests=4, dtype=torch.float32, device="cpu")
         runner.kv_index_translator = runner.token_to_kv_pool = None
-        runner.decode_cuda_graph_runner = graphs
         self.inject = Inject(runner, None, **{"rings": None, **options})
         self.inject.allocate(WIDEST)
         self.free, self.rows = [*range(1, 400)], torch.arange(0)
@@ -116,8 +114,8 @@ class Drafting:
         step.draft_kv = SimpleNamespace(plan=SimpleNamespace(write_ids=lambda translator: slots))
         step.batch = SimpleNamespace(req_pool_indices=self.rows)
         if width > 1:
-            self.inject.before_draft(step)
             graph = next(size for size in (1, 2, 4) if size >= len(self.rows)) * width
+            self.inject.before_draft(graph)
             if self.model.staged is not None and graph <= len(self.model.staged):
                 before = self.writes
                 self.model.inject_staged(graph)

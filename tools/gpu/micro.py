@@ -126,20 +126,20 @@ def split_and_conv(m: Layers, at: At) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return out.transpose(1, 2).view(-1, m.channels), z, b, a
 
 
-def convolve(m: Layers, at: At) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what :func:`split_and_conv` returns, from one kernel."""
+def convolve(m: Layers, at: At, fetches: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what :func:`split_and_conv` returns, from one kernel, which fetches the rule's states to the L2 cache."""
     b, a = at.x.ba.chunk(2, -1)
     inputs = at.x.qkvz, a, b, m.weight[at.layer], None, m.conv[at.layer], at.slots, m.by_token[at.layer], at.rows
-    mixed, z, a, b = gdn_convolve(*inputs, width=WIDTH)
+    mixed, z, a, b = gdn_convolve(*inputs, width=WIDTH, recurrent=m.states[at.layer] if fetches else None)
     return mixed, z, b, a
 
 
-def replayed_verify(m: Layers, at: At, mixed: Tensor, a: Tensor, b: Tensor, values: int | None = None) -> Any:
+def replayed_verify(m: Layers, at: At, mixed: Tensor, a: Tensor, b: Tensor) -> Any:
     records = Records(*(part[at.layer] for part in m.records.parts))
     gates = a, b, m.A_log[at.layer], m.dt_bias[at.layer]
     return gdn_verify(
         *(*m.qkv(mixed), *gates, m.states[at.layer], at.slots, records, at.rows),
-        width=WIDTH, scale=m.K**-0.5, round_beta=True, values=values,
+        width=WIDTH, scale=m.K**-0.5, round_beta=True,
     )  # fmt: skip
 
 
@@ -168,20 +168,28 @@ class Contexts:
     """K/V of several layers at random slots, and a block's queries after ``context`` tokens of ``batch`` requests."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, causal: bool, context: int, batch: int, device: str
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        causal: bool,
+        stored: torch.dtype,
+        context: int,
+        batch: int,
+        device: str,
     ) -> None:
         number = batch * (context + WIDTH)
         self.causal, self.scale, self.batch = causal, dim**-0.5, batch
         self.L = max(2, min(8, (4 << 30) // (4 * number * kv_heads * dim)))  # a cache holds none of them
         shape = self.L, 2, number + 1, kv_heads, dim
-        self.kv = torch.empty(shape, dtype=BF16, device=device).normal_()
+        self.kv = torch.empty(shape, dtype=BF16, device=device).normal_().to(stored)
         self.q = torch.empty(batch * WIDTH, heads, dim, dtype=BF16, device=device).normal_()
         self.table = 1 + torch.randperm(number, device=device, dtype=torch.int32).view(batch, -1)
         self.rows = torch.arange(batch, device=device)
         self.lengths = torch.full((batch,), context, device=device)
         starts, slots = torch.arange(batch + 1, device=device), self.table[:, :context].reshape(-1).long()
         self.plan = starts * WIDTH, (starts * context).int(), slots  # of SGLang's kernel
-        self.bytes = 4 * ((context + WIDTH) * kv_heads * dim + WIDTH * heads * dim)
+        self.bytes = 2 * stored.itemsize * (context + WIDTH) * kv_heads * dim + 4 * WIDTH * heads * dim
 
     def launches(self) -> Iterator[At]:
         return (At(layer, self.rows, self.rows, SimpleNamespace()) for layer in range(self.L))
@@ -216,39 +224,47 @@ CELLS = {
     "layer, replayed": Cell(
         lambda m, at: layer(m, at, replayed_verify, convolve), lambda m: m.state + m.recorded + 2 * m.inputs
     ),
+    "layer, replayed, states not fetched early": Cell(
+        lambda m, at: layer(m, at, replayed_verify, partial(convolve, fetches=False)),
+        lambda m: m.state + m.recorded + 2 * m.inputs,
+    ),
     "gdn_convolve": Cell(convolve, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
     "split and conv (SGLang)": Cell(split_and_conv, lambda m: 2 * m.inputs + 2 * (WIDTH + 2) * m.channels),
     "kept verify (SGLang)": Cell(alone(kept_verify), lambda m: 17 * m.state + m.inputs),
     "gdn_verify": Cell(alone(replayed_verify), lambda m: m.state + m.recorded + m.inputs),
-    "gdn_verify, 64 values per program": Cell(
-        alone(partial(replayed_verify, values=64)), lambda m: m.state + m.recorded + m.inputs
-    ),
     "gdn_commit": Cell(
         lambda m, at: gdn_commit(m.states, m.records, at.rows, at.slots, m.counts),
         lambda m: 2 * m.state + m.recorded * ACCEPTED / WIDTH,
         of_all=True,
     ),
 }
-MODELS, BATCHES = {"4B": (24, 16, 32, 128), "27B": (48, 16, 48, 128)}, (1, 8, 16, 32)
+MODELS, BATCHES = {"4B": (24, 16, 32, 128), "27B": (48, 16, 48, 128)}, (1, 8, 16, 32, 64)
 SMALL = {"small": (2, 2, 4, 32)}
 ATTENTION = {
     "block_attention": Cell(attend, lambda m: m.bytes),
     "extend attention (SGLang, Triton)": Cell(extend, lambda m: m.bytes),
 }
-# query heads, key heads, head dimension, causal
-SHAPES = {"drafter 32/8x128": (32, 8, 128, False), "verify 16/4x256": (16, 4, 256, True)}
-CONTEXTS = (1024, 4096, 16384, 65536)
+# query heads, key heads, head dimension, causal, dtype of K and V
+SHAPES = {
+    "drafter 32/8x128": (32, 8, 128, False, BF16),
+    "drafter 32/8x128, FP8": (32, 8, 128, False, torch.float8_e4m3fn),
+    "verify 16/4x256": (16, 4, 256, True, BF16),
+}
+CONTEXTS = (250, 4096, 16384)
 
 
 def models(real: bool, warm: bool) -> Iterator[tuple[str, Layers | Contexts, dict[str, Cell]]]:
     device = "cuda" if real else "cpu"
-    for (sizes, model), batch in itertools.product((MODELS if real else SMALL).items(), BATCHES[: 1 if warm else 4]):
+    for (sizes, model), batch in itertools.product((MODELS if real else SMALL).items(), BATCHES[: 1 if warm else None]):
         yield sizes, Layers(*model, batch if real else 2, device), CELLS
         if not real:
             break
-    shapes, contexts = (SHAPES, CONTEXTS[: 1 if warm else 4]) if real else ({"small": (2, 1, 16, False)}, (40,))
-    for (sizes, shape), context, batch in itertools.product(shapes.items(), contexts, (1, 16) if real else (2,)):
-        yield f"{sizes}, {context} tokens", Contexts(*shape, context, batch, device), ATTENTION
+    shapes, contexts = (
+        (SHAPES, CONTEXTS[: 1 if warm else None]) if real else ({"small": (2, 1, 16, False, BF16)}, (40,))
+    )
+    for (sizes, shape), context, batch in itertools.product(shapes.items(), contexts, (1, 8, 16) if real else (2,)):
+        cells = ATTENTION if BF16 in shape else {"block_attention": ATTENTION["block_attention"]}
+        yield f"{sizes}, {context} tokens", Contexts(*shape, context, batch, device), cells
 
 
 def microseconds(cell: Cell, m: Layers | Contexts, timed: bool) -> float:

@@ -27,6 +27,23 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "srt.speculative.dflash_utils.is_dflash_sampling_verify_available": lambda: False,
 }
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_RUNNERS = "sglang.srt.model_executor"
+# What the host runs in a step, of our worker and of SGLang's; a forward is part of a draft or a verify, loads and
+# replays are parts of forwards.
+STAGES = {
+    "reserve": "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode",
+    "layout": "sglang_dflash.worker.layout.Layout.lay_out",
+    "plan": "sglang_dflash.worker.forwards.Verify.plan",
+    "draft": "sglang_dflash.worker.forwards.Draft.draft",
+    "verify": "sglang_dflash.worker.forwards.Verify.verify",
+    "accept": "sglang_dflash.worker.accept.Accept.accept",
+    "commit": "sglang_dflash.states.commit.RecurrentCommit.advance",
+    "publish": "sglang.srt.managers.overlap_utils.FutureMap.publish",
+    "inject": "sglang_dflash.worker.forwards.Inject.inject",
+    "forward": f"{_RUNNERS}.model_runner.ModelRunner.forward",
+    "load": f"{_RUNNERS}.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.load_batch",
+    "replay": f"{_RUNNERS}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.replay",
+}
 
 
 def register() -> None:
@@ -46,6 +63,8 @@ def register() -> None:
         times = HostTimes()
         HookRegistry.register(f"{SCHEDULER}.run_batch", times.run_batch, HookType.AROUND)
         HookRegistry.register(f"{SCHEDULER}.process_batch_result", times.around("process_ms"), HookType.AROUND)
+        for stage, function in STAGES.items():
+            HookRegistry.register(function, times.around(f"{stage}_ms"), HookType.AROUND)
         waiting, wait = torch.cuda.Event.synchronize, times.around("wait_ms")
         torch.cuda.Event.synchronize = lambda event: wait(waiting, event)
 

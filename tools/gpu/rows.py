@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,7 +48,8 @@ def page(rows: Sequence[Row]) -> str:
     """Return the results in Markdown, a section for each kind of row."""
     failed = [row for row in rows if "error" in row and row["what"] != "fault"]
     good, sections = [row for row in rows if row not in failed], [PAGE["header"]]
-    lines_of = {"steps": step_lines, "micro": micro_lines}
+    tokens = partial(step_lines, value="tokens_s", over=OURS)
+    lines_of = {"steps": step_lines, "tokens": tokens, "micro": micro_lines}
     for what, about in PAGE["tables"].items():
         lines = [row for row in good if row["what"] == what]
         columns = ["call", *about["columns"].split()] if "columns" in about else []
@@ -91,12 +93,12 @@ def pivoted(rows: Sequence[Row], keys: Sequence[str], column: Callable[[Row], st
     return list(lines.values())
 
 
-def step_lines(rows: Sequence[Row]) -> list[Row]:
-    """Return step times by call, pair and batch, with ratios to SGLang's worker of the same call."""
-    lines = pivoted(rows, ("call", "pair", "batch"), _arm, "step_ms")
+def step_lines(rows: Sequence[Row], value: str = "step_ms", over: str = BUILTIN) -> list[Row]:
+    """Return step times by call, pair and batch, with ratios to the arm ``over`` of the same call."""
+    lines = pivoted(rows, ("call", "pair", "batch"), _arm, value)
     for line in lines:
-        for arm in [arm for arm in {*map(_arm, rows)} - {BUILTIN, PLAIN} if arm in line and BUILTIN in line]:
-            line[f"{arm} / {BUILTIN}"] = median(line[arm]) / median(line[BUILTIN])
+        for arm in [arm for arm in {*map(_arm, rows)} - {over, PLAIN} if arm in line and over in line]:
+            line[f"{arm} / {over}"] = median(line[arm]) / median(line[over])
     return lines
 
 

@@ -16,25 +16,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH, REPLAY_SWITCH
 from tests.support.cards import write_text_configs
 from tests.support.generation import flush
 from tests.support.servers import Server, running
 from tools.gpu.call import Job
-from tools.gpu.plugin import HOST
+from tools.gpu.plugin import HOST, STAGES
 from tools.gpu.rows import BUILTIN, OURS, PLAIN
 from tools.gpu.texts import TRITON
 from tools.gpu.trace import per_step
 
-PAIR, BLOCK, ACCEPT, ADAPTIVE = "Qwen3.5-4B", 16, 4, "adaptive"
-# Arm -> GiB on the device, environment. Kept states of 16 requests take 14 GiB.
+PAIR, BLOCK, ACCEPT, ADAPTIVE, ONE_FORWARD = "Qwen3.5-4B", 16, 4, "adaptive", "one forward"
+# Arm -> GiB on the device, environment. Kept states of 32 requests take 28 GiB.
 ARMS: dict[str, tuple[float, dict[str, str]]] = {
-    OURS: (20.0, {}),
-    BUILTIN: (35.0, {"SGLANG_DFLASH": "builtin"}),
-    PLAIN: (17.0, {}),
-    "kept": (34.0, {REPLAY_SWITCH: "0"}),
-    ADAPTIVE: (20.0, {}),
+    OURS: (22.0, {}),
+    ONE_FORWARD: (22.0, {ONE_FORWARD_SWITCH: "1"}),
+    BUILTIN: (50.0, {"SGLANG_DFLASH": "builtin"}),
+    PLAIN: (19.0, {}),
+    "kept": (49.0, {REPLAY_SWITCH: "0"}),
+    ADAPTIVE: (24.0, {}),
 }
+PROFILED = (OURS, ONE_FORWARD, BUILTIN, PLAIN)
 FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--disable-radix-cache"),
     *("--context-length", "4096", "--disable-prefill-cuda-graph"),
@@ -45,14 +47,15 @@ DRAFTED = ("--speculative-algorithm", "DFLASH", "--speculative-draft-load-format
 class Sizes(NamedTuple):
     """What is measured on a device; :data:`SMALL` is the least that shows that it works."""
 
-    batches: tuple[int, ...] = (1, 8, 16)
+    batches: tuple[int, ...] = (1, 8, 16, 32)
+    profiled: tuple[int, ...] = (1, 8, 16)
     prompt: int = 128
     few: int = 8
     many: int = 56
     repeats: int = 2
 
 
-SMALL = Sizes((1,), 4, 1, 3, 1)
+SMALL = Sizes((1,), (), 4, 1, 3, 1)  # torch's profiler often ends a server on a CPU
 
 
 def jobs(arms: tuple[str, ...]) -> list[Job]:
@@ -63,23 +66,26 @@ def jobs(arms: tuple[str, ...]) -> list[Job]:
 
 
 def measure(job: Job) -> None:
-    """Start; then, alone, measure each batch size, host times and a profile. Of an adaptive width: its costs."""
+    """Start; then, alone, measure each batch size, host times and profiles. Of an adaptive width its costs too."""
     sizes, arm, began = Sizes() if job.call.real else SMALL, job.key["arm"], time.monotonic()
     with serve(job, arm, sizes) as server:
-        info = state(server).get("sglang_dflash") or {}
-        job.row("start", seconds=round(time.monotonic() - began, 1), parts=info.get("start_seconds"))
+        found = state(server)
+        info, graphs = found.get("sglang_dflash") or {}, found["memory_usage"]["graph"]
+        job.row("start", seconds=round(time.monotonic() - began, 1), graphs_gb=graphs, parts=info.get("start_seconds"))
         if arm == ADAPTIVE:
             costs = info["width"]["costs"]
             for batch, row in zip(costs["batch_sizes"], costs["milliseconds"], strict=True):
                 by_width = dict(zip(map(str, costs["widths"]), row, strict=True))
                 job.row("costs", batch=batch, milliseconds=by_width, calibration_s=info["start_seconds"]["calibration"])
-            return
         job.wait_for_turn()
         for batch in sizes.batches:
-            job.measure("steps", partial(step_times, server, arm, batch, sizes), batch=batch, states=info.get("states"))
+            for what in ("steps", "tokens") if arm in (OURS, ADAPTIVE) else ("steps",):
+                job.measure(what, partial(MEASURES[what], server, arm, batch, sizes), batch=batch)
         for row in host_times(server.log):
+            stages = {name: row.pop(name) for name in [*row] if name.removesuffix("_ms") in STAGES}
             job.row("host", **row)
-        if job.call.real:  # torch's profiler often ends a server on a CPU
+            job.row("stages", batch=row["batch"], **stages)
+        for batch in sizes.profiled if arm in PROFILED else ():
             job.measure("profile", partial(profiled, job.folder, server, arm, batch), batch=batch)
 
 
@@ -95,7 +101,8 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     if arm == BUILTIN and job.call.real:  # FlashInfer is not packed
         flags += ["--speculative-draft-attention-backend", "triton"]
     flags += [*TRITON, "--mem-fraction-static", "0.85"] if job.call.real else []
-    flags += ["--speculative-adaptive"] if arm == ADAPTIVE else ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
+    flags += ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
+    flags += ["--speculative-adaptive"] if arm == ADAPTIVE else []
     if arm == BUILTIN and not job.call.real:  # it runs in the rehearsal, with a narrow block
         from tests.rehearsal.run import rehearsed
 
@@ -125,7 +132,8 @@ def generate(server: Server, arm: str, batch: int, steps: int, prompt: int) -> t
 
 def step_times(server: Server, arm: str, batch: int, sizes: Sizes) -> dict[str, Any]:
     """Return milliseconds of a step with ``batch`` requests, measured several times."""
-    most = state(server)["effective_max_running_requests_per_dp"]
+    info = state(server)
+    most = info["effective_max_running_requests_per_dp"]
     assert most >= batch, f"the server runs {most} requests at once, not {batch}"
     generate(server, arm, batch, sizes.few, sizes.prompt)  # compiles what this batch size needs
     found = []
@@ -133,7 +141,19 @@ def step_times(server: Server, arm: str, batch: int, sizes: Sizes) -> dict[str, 
         counts = (sizes.few, sizes.many)
         (short, less), (long, more) = (generate(server, arm, batch, steps, sizes.prompt) for steps in counts)
         found.append(round(1000 * (long - short) / (more - less), 3))
-    return {"step_ms": found}
+    return {"step_ms": found, "states": (info.get("sglang_dflash") or {}).get("states")}
+
+
+def throughput(server: Server, arm: str, batch: int, sizes: Sizes) -> dict[str, Any]:
+    """Return tokens per second of ``batch`` requests, at the widths that the server chooses."""
+    found = []
+    for _ in range(sizes.repeats):
+        (short, _), (long, _) = (generate(server, arm, batch, n, sizes.prompt) for n in (sizes.few, 2 * sizes.many))
+        found.append(round(batch * ACCEPT * (2 * sizes.many - sizes.few) / (long - short), 1))
+    return {"tokens_s": found}
+
+
+MEASURES = {"steps": step_times, "tokens": throughput}
 
 
 def host_times(log: str) -> list[dict[str, Any]]:

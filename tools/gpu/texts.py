@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
+from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, ONE_FORWARD_SWITCH, REPLAY_SWITCH
 from tests.support import servers
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
 from tests.support.prompts import corpus, random_prompts
@@ -43,6 +43,7 @@ class Arm(NamedTuple):
 
 WIDTHS, COPIES = servers.RANDOM_WIDTHS, (*servers.RANDOM_WIDTHS, *servers.WIDE)
 STRICT = Arm(WIDTHS, servers.strict(), OTHERS)
+ONE_FORWARD = {**servers.strict(), ONE_FORWARD_SWITCH: "1"}
 # slots for the tails of all prompts
 _WINDOW = ("--speculative-draft-window-size", "64", "--max-running-requests", "32")
 WINDOWED = Arm(_WINDOW, servers.strict(), OTHERS, caches=True)
@@ -52,8 +53,10 @@ CHOSEN = {
         "kept": Arm((), KEPT),
         "replayed, random widths, copies": Arm(COPIES, REPLAYED),
         "random widths, waits raise": STRICT,
+        "one forward, random widths, copies, waits raise": Arm(COPIES, ONE_FORWARD, OTHERS),
         "prefix hits": Arm(caches=True),
         "draft window, prefix hits, waits raise": WINDOWED,
+        "one forward, draft window, prefix hits, waits raise": WINDOWED._replace(environment=ONE_FORWARD),
     },
     "tiny-dense": {"random widths, copies": Arm(COPIES)},
     "tiny-moe": {"planned": Arm()},

@@ -18,7 +18,7 @@ def per_step(events: list[dict[str, Any]], steps: int) -> dict[str, Any]:
     """Return what one of ``steps`` steps launches and runs, from the events of a trace.
 
     ``idle`` is the device's share of time without a kernel, from the first kernel to the end of the last; the profiler
-    lengthens launches and so the gaps. ``longest_ms`` has the kernels that take most milliseconds.
+    lengthens launches and so the gaps. ``longest_ms`` has every kernel, the longest first.
     """
     host = [event for event in events if event.get("cat") in HOST]
     kernels = sorted((event for event in events if event.get("cat") == "kernel"), key=lambda event: event["ts"])
@@ -33,5 +33,5 @@ def per_step(events: list[dict[str, Any]], steps: int) -> dict[str, Any]:
         **{name: sum(each["name"].startswith(calls) for each in host) / steps for name, calls in CALLS.items()},
         **{"kernels": len(kernels) / steps, "kernels_outside_graphs": outside / steps},
         "idle": 1 - busy / (reached - kernels[0]["ts"]) if kernels else None,
-        "longest_ms": dict(longest.most_common(12)),
+        "longest_ms": dict(longest.most_common()),
     }

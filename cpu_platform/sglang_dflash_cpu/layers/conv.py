@@ -127,6 +127,7 @@ def _columns(windows: Tensor, count: int) -> Tensor:
 def gdn_convolve(
     x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
     windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
+    recurrent: Tensor | None = None,
 ) -> Convolved:  # fmt: skip
     """Convolve as :func:`update` does, in place of a definition that rounds as a GPU; this platform's verify rounds
     beta."""

@@ -1,19 +1,20 @@
 """Measure host time of a decode step, ours over SGLang's: ``python -m sglang_dflash_lab.measure.host_step``.
 
 Each arm's scheduler times slot reservation, the worker's step, publishing the lengths, and the worker's part when the
-counts arrive. Device work is subtracted: both models' forwards (which return an earlier output of the same shape),
-attention plans, injection, and torch stand-ins of kernels. Both engines run and take turns.
+counts arrive. Forwards run in SGLang's CUDA-graph runners, whose host time counts: they check, pad and fill buffers.
+A graph's replay returns the output of an eager forward of the same shape. Device work is subtracted: replays,
+attention plans, injection, and torch stand-ins of kernels. Counted is the CPU time of the scheduler's thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from statistics import quantiles
@@ -23,8 +24,10 @@ from typing import Annotated, Any
 import typer
 
 from sglang_dflash.check import user_errors
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
 from sglang_dflash_lab.bench.arms import Arm, Pair, find_pair
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
+from sglang_dflash_lab.measure.peers import recorded_graphs
 from sglang_dflash_lab.tables import Table
 
 FILE = "SGLANG_DFLASH_HOST_STEP_FILE"
@@ -34,24 +37,25 @@ SAMPLING = {
     "seeded top-p": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 1},
     "penalties": {**GREEDY, "frequency_penalty": 0.2, "presence_penalty": 0.1},
 }
-BUILTIN = "builtin:16"
+OURS, BUILTIN, PLAIN = "dflash:16", "builtin:16", "ar"
 WINDOW = ("--speculative-draft-window-size", "512")
-# Kind of step -> the two arms, flags of both, sampling
-KINDS: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
-    "greedy": ("dflash:16", BUILTIN, (), GREEDY),
-    **{name: ("dflash:16", BUILTIN, (), sampling) for name, sampling in SAMPLING.items()},
-    "adaptive": ("adaptive:16+SGLANG_DFLASH_COPIES=0", BUILTIN, (), GREEDY),
-    "copies": ("adaptive:16", BUILTIN, (), GREEDY),
-    "draft window": ("dflash:16", BUILTIN, WINDOW, GREEDY),
-    "width 1": ("adaptive:16+SGLANG_DFLASH_COPIES=0", "ar", (), GREEDY),
+GRAPHS = "1 2 4 8 16 32"  # batch sizes
+# Kind of step -> our arm, the arm that it is compared with and others, flags of all but plain decoding, sampling
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
+    "greedy": ((f"{OURS}+{ONE_FORWARD_SWITCH}=1", BUILTIN, OURS, PLAIN), (), GREEDY),
+    **{name: ((OURS, BUILTIN), (), sampling) for name, sampling in SAMPLING.items()},
+    "adaptive": (("adaptive:16+SGLANG_DFLASH_COPIES=0", BUILTIN), (), GREEDY),
+    "copies": (("adaptive:16", BUILTIN), (), GREEDY),
+    "draft window": ((OURS, BUILTIN), WINDOW, GREEDY),
+    "width 1": (("adaptive:16+SGLANG_DFLASH_COPIES=0", PLAIN), (), GREEDY),
 }
 
 
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # In addition to forwards, attention plans and the platform's functions
 KERNELS = (
-    "prepare_block view_rings take_drafts accept_block match_copies offer_copies penalize_block repeat_rows "
-    "seeded_tokens"
+    "prepare_block view_rings take_drafts accept_block stage_block match_copies offer_copies penalize_block "
+    "repeat_rows seeded_tokens leading_tokens"
 )
 DEVICE = (
     *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),
@@ -64,14 +68,14 @@ DEVICE = (
 
 
 class Stopwatch:
-    """Time inside ``counted`` functions minus that inside ``excluded`` ones."""
+    """CPU time inside ``counted`` functions minus that inside ``excluded`` ones."""
 
     def __init__(self) -> None:
         self.nanoseconds = 0
         self.running = False
 
     def _turn(self, on: bool) -> None:
-        self.nanoseconds += (-1 if on else 1) * time.perf_counter_ns()
+        self.nanoseconds += (-1 if on else 1) * time.thread_time_ns()
         self.running = on
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +114,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> None:
     if os.environ.get("SGLANG_DFLASH") == "builtin":
         builtin_on_cpu.register()
         _take_gpu_path(watch)
+    recorded_graphs.install(watch.exclude)
     for path in (*DEVICE, *(row.path for row in TABLE)):
         HookRegistry.register(path, watch.exclude, HookType.AROUND)
     init = module.Scheduler.__init__
@@ -156,20 +161,8 @@ def _take_gpu_path(watch: Stopwatch) -> None:
 
 
 def _time_steps(worker: Any, watch: Stopwatch) -> None:
-    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
-    forward, step = ModelRunner.forward, worker.forward_batch_generation
-    recorded: dict[Any, Any] = {}
+    step = worker.forward_batch_generation
     file = Path(os.environ[FILE]).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
-
-    def replayed(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watch.running:
-            return forward(runner, forward_batch, *args, **kwargs)
-        key = id(runner), forward_batch.forward_mode, tuple(forward_batch.input_ids.shape)
-        if key not in recorded:
-            recorded[key] = _copy(forward(runner, forward_batch, *args, **kwargs))
-        return _copy(recorded[key])  # the worker writes into its logits
 
     def timed(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not batch.forward_mode.is_decode():
@@ -179,25 +172,8 @@ def _time_steps(worker: Any, watch: Stopwatch) -> None:
         print(batch.batch_size(), watch.read(), file=file)
         return result
 
-    ModelRunner.forward = watch.excluded(replayed)
     worker.forward_batch_generation = timed
     worker.on_verify_complete_cpu = watch.counted(worker.on_verify_complete_cpu)
-    for backend in _subclasses(AttentionBackend):
-        if "init_forward_metadata" in vars(backend):
-            backend.init_forward_metadata = watch.excluded(backend.init_forward_metadata)
-
-
-def _subclasses(base: Any) -> Iterator[Any]:
-    for each in base.__subclasses__():
-        yield each
-        yield from _subclasses(each)
-
-
-def _copy(output: Any) -> Any:
-    logits = output.logits_output
-    if (rows := getattr(logits, "next_token_logits", None)) is not None:
-        logits = replace(logits, next_token_logits=rows.clone())
-    return replace(output, logits_output=logits)
 
 
 class Timed:
@@ -209,12 +185,14 @@ class Timed:
             run_scheduler_process_func = staticmethod(run_scheduler)
 
         arm = Arm.parse(label)
-        self._file = folder / f"{arm.kind}.txt"
+        self.label, self._file = label, folder / f"{label}.txt"
         self._file.touch()
         words = ["--model-path", pair.target, *arm.server_args(pair), *pair.server_args, "--skip-tokenizer-init"]
-        words += ["--log-level", "error", *(flags if arm.kind != "ar" else ())]
+        words += ["--log-level", "error", "--cuda-graph-bs-decode", *GRAPHS.split()]
+        words += flags if arm.kind != PLAIN else ()
         old = dict(os.environ)
         os.environ.update({FILE: str(self._file), **dict(arm.env)})
+        recorded_graphs.allow_graphs()
         try:
             self._engine = TimedEngine(server_args=prepare_server_args(words))
         finally:
@@ -238,24 +216,22 @@ class Timed:
 
 
 def measure(pair: Pair, kind: str, batches: list[int], repeats: int) -> Iterator[list[str]]:
-    *arms, flags, sampling = KINDS[kind]
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
+    arms, flags, sampling = KINDS[kind]
+    times = dict[tuple[str, int], list[float]]()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         if kind == "width 1":
             (folder / "widths.json").write_text(json.dumps({"widths": [1]}))
             flags = (*flags, "--speculative-adaptive-config", str(folder / "widths.json"))
-        engines = [Timed(pair, label, flags, folder) for label in arms]
-        for engine in engines:
-            stack.callback(engine.close)
-        for batch in batches:
-            times: list[list[float]] = [[] for _ in engines]
-            for _ in range(repeats):
-                for engine, own in zip(engines, times, strict=True):
-                    own += engine.steps(batch, sampling)
-            cuts = [quantiles(each, n=20) for each in times]
-            spreads = [f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]" for cut in cuts]
-            ratios = [f"{cuts[0][cut] / cuts[1][cut]:.2f}" for cut in (9, 1)]
-            yield [kind, str(batch), *spreads, *ratios]
+        for label in arms:
+            with closing(Timed(pair, label, flags, folder)) as engine:
+                for batch in batches:
+                    times[label, batch] = [each for _ in range(repeats) for each in engine.steps(batch, sampling)]
+    cuts = {key: quantiles(each, n=20) for key, each in times.items()}
+    for batch, label in itertools.product(batches, arms):
+        cut, over = cuts[label, batch], cuts[arms[1], batch]
+        ratios = [f"{cut[part] / over[part]:.2f}" for part in (9, 1)]
+        yield [kind, label, str(batch), f"{cut[9]:,.0f} [{cut[4]:,.0f}, {cut[14]:,.0f}]", *ratios]
 
 
 def main(
@@ -264,7 +240,7 @@ def main(
     batch: Annotated[list[int], typer.Option(help="Concurrent requests.")] = [1, 8, 32],  # noqa: B006
     repeats: Annotated[int, typer.Option(help="Answers per arm and batch size.")] = 6,
 ) -> None:
-    """Print microseconds of host time per decode step, ours and SGLang's: median [quartiles], ratios."""
+    """Print microseconds of host time per decode step of each arm: median [quartiles], ratios."""
     typer.echo(describe_hardware(hardware()))
     rows = []
     with user_errors():
@@ -272,7 +248,7 @@ def main(
             for row in measure(find_pair(pair, None, None), kind, batch, repeats):
                 rows.append(row)
                 typer.echo(" | ".join(row), err=True)
-    columns = ["step", "requests", "ours, us", "SGLang's, us", "ratio", "ratio of 10 % quantiles"]
+    columns = ["step", "arm", "requests", "us", "over the second arm", "ratio of 10 % quantiles"]
     typer.echo(Table("", "", columns, rows).markdown())
 
 

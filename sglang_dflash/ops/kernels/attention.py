@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from sglang_dflash.ops.kernels import assert_dense
+from sglang_dflash.ops.kernels import assert_dense, fetch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # tiles of a part; shorter ones get a multiprocessor each, because their partial sums cost as many bytes
-_SMALL = tl.constexpr(8)
-_REQUESTS = 512  # lanes that plan, at most, unless more requests run
+_SMALL = tl.constexpr(4)
+# Lanes that plan: of one warp, or as many as requests can run, up to 512 unless more do.
+_FEW, _REQUESTS = 32, 512
+_EARLY = tl.constexpr(64)  # half of the rows that a part fetches to the L2 cache before it waits
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class Tiling:
     per_sm: int = 1
 
 
-def tiling(rows: int, head_dim: int, itemsize: int, capability: int) -> Tiling:
+def tiling(rows: int, head_dim: int, itemsize: int, capability: int, stored: int = 2) -> Tiling:
     """Choose the tiles for ``rows`` queries of a key head, by registers and shared memory.
 
     Args:
-        itemsize: bytes of an element of the queries.
+        itemsize, stored: bytes of an element of the queries, and of K and V.
         capability: of the GPU, 90 for sm_90.
     """
     large = capability in (80, 90, 100, 103, 110)  # more than 160 KiB of shared memory
@@ -48,39 +50,24 @@ def tiling(rows: int, head_dim: int, itemsize: int, capability: int) -> Tiling:
     if head_dim <= 128:
         if m == 128:
             return Tiling(m, 64, 8, 6) if large else Tiling(m, 16, 8, 3)
-        return Tiling(m, 64, 4, 6, 2) if large else Tiling(m, 32, 4, 3, 2)
+        # 8-bit K/V take twice the instructions per byte, which more warps hide; on sm_100 four programs spill 72 bytes
+        return Tiling(m, 32, 4, 6, 4 if stored == 1 and capability == 90 else 2) if large else Tiling(m, 32, 4, 3, 2)
     return Tiling(m, 32, 4, 3, 2 if large else 1) if m <= 32 else Tiling(m, 32, 8, 3)
 
 
 @triton.jit
 def _plan(lengths, bs, width, parts, LEFT: tl.constexpr, PER_SM: tl.constexpr, N: tl.constexpr, BS: tl.constexpr):
-    """Return rows per part, and the parts of each request."""
+    """Return of each request: its length with the block, the rows that the block sees, its parts and rows of each."""
     request = tl.arange(0, BS)
-    spans = tl.load(lengths + request, mask=request < bs, other=0).to(tl.int32) + width
-    if LEFT >= 0:
-        spans = tl.minimum(spans, width + LEFT)
-    spans = tl.where(request < bs, spans, 0)
-    total = tl.sum(spans.to(tl.int64))
-    once = tl.minimum(tl.cdiv(total, parts // PER_SM + 1), _SMALL * N)
-    chunk = tl.maximum(tl.maximum(tl.cdiv(total, parts), once), N).to(tl.int32)
-    return chunk, tl.maximum((spans + chunk // 2) // chunk, tl.minimum(spans, 1))
-
-
-@triton.jit
-def _share(lengths, request, width, chunk, LEFT: tl.constexpr):
-    """Return a request's length, the rows that its block sees, its parts and the rows of each."""
-    length = tl.load(lengths + request).to(tl.int32) + width
-    span = length
-    if LEFT >= 0:
-        span = tl.minimum(length, width + LEFT)
-    parts = tl.maximum((span + chunk // 2) // chunk, 1)
-    return length, span, parts, tl.cdiv(tl.cdiv(span, parts), 16) * 16
-
-
-@triton.jit
-def _slot_of(counts, request, BS: tl.constexpr):
-    """Return where the partial sums of a request begin: others of one part have none."""
-    return tl.sum(tl.where((tl.arange(0, BS) < request) & (counts > 1), counts, 0)).to(tl.int64)
+    here = request < bs
+    length = tl.load(lengths + request, mask=here, other=0).to(tl.int32) + width
+    span = tl.minimum(length, width + LEFT) if LEFT >= 0 else length
+    units = tl.where(here, tl.cdiv(span, 16), 0)  # of 16 rows
+    total = tl.sum(units)
+    once = tl.minimum(tl.cdiv(total, parts // PER_SM + 1), _SMALL * N // 16)
+    chunk = tl.maximum(tl.maximum(tl.cdiv(total, parts), once), N // 16)
+    counts = tl.maximum((units + chunk // 2) // chunk, tl.minimum(units, 1))
+    return length, span, counts, tl.cdiv(units, tl.maximum(counts, 1)) * 16
 
 
 @triton.jit
@@ -88,6 +75,10 @@ def _widened(x, dtype: tl.constexpr):
     if x.dtype == tl.uint8:  # e4m3, whose exponent is 8 smaller than float16's
         bits = x.to(tl.uint16)
         x = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True) * 256.0
+    if x.dtype.primitive_bitwidth == 8:
+        x = x.to(tl.float16)
+    if x.dtype == tl.float16 and dtype == tl.bfloat16:  # the direct conversion has a sixteenth of the throughput
+        x = x.to(tl.float32)
     return x.to(dtype)
 
 
@@ -117,26 +108,40 @@ def attend_block_kernel(
     N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr, LEFT: tl.constexpr, CAUSAL: tl.constexpr,
     CAP: tl.constexpr, BS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:  # the reduction plans meanwhile
+        tl.extra.cuda.gdc_launch_dependents()
     part, head_tile = tl.program_id(0), tl.program_id(1)
-    chunk, counts = _plan(lengths, bs, width, parts, LEFT, PER_SM, N, BS)
-    request = tl.sum((tl.cumsum(counts, 0) <= part).to(tl.int32))
-    if request >= bs:
-        return
-    split = part - tl.sum(tl.where(tl.arange(0, BS) < request, counts, 0))
-    length, span, of_request, share = _share(lengths, request, width, chunk, LEFT)
+    lane = tl.arange(0, BS)
+    table_rows = tl.load(rows + lane, mask=lane < bs, other=0).to(tl.int32)
+    length, span, counts, share = _plan(lengths, bs, width, parts, LEFT, PER_SM, N, BS)
+    ends = tl.cumsum(counts, 0)
+    before, mine = ends <= part, (ends > part) & (ends - counts <= part)  # sums that do not wait for each other
+    request, split = tl.sum(before.to(tl.int32)), part - tl.sum(tl.where(before, counts, 0))
+    place = tl.sum(tl.where(before & (counts > 1), counts, 0)) + split
+    of_request, length = tl.sum(tl.where(mine, counts, 0)), tl.sum(tl.where(mine, length, 0))
+    span, share = tl.sum(tl.where(mine, span, 0)), tl.sum(tl.where(mine, share, 0))
+    slots = table + tl.sum(tl.where(mine, table_rows, 0)).to(tl.int64) * table_row
     first = length - span + split * share
     last = tl.minimum(first + share, length)
     if first >= last:
         return
-    place = (_slot_of(counts, request, BS) + split) * (KV_HEADS * TILES) + head_tile
+    place = place * (KV_HEADS * TILES) + head_tile  # a few million values in all
     row = head_tile % TILES * M + tl.arange(0, M)
     kv_head, d, n = head_tile // TILES, tl.arange(0, D), tl.arange(0, N)
+    keys += kv_head * k_head
+    values += kv_head * v_head
+    if PDL:  # lengths, rows, the table and the context are older than the kernel before
+        LINE: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
+        lines = tl.arange(0, (D + LINE - 1) // LINE)[None, :] * LINE
+        for start in tl.static_range(0, 2 * _EARLY, _EARLY):
+            ahead = first + start + tl.arange(0, _EARLY)
+            early = tl.load(slots + ahead, mask=(ahead < last) & (ahead < columns), other=0).to(tl.int64)[:, None]
+            fetch(keys + early * k_slot + lines)
+            fetch(values + early * v_slot + lines)
+        tl.extra.cuda.gdc_wait()
     q_row = (request * width + row // GROUP).to(tl.int64) * q_token + (kv_head * GROUP + row % GROUP) * q_head
     query = tl.load(q + q_row[:, None] + d[None, :], mask=(row < width * GROUP)[:, None], other=0.0)
     position = length - width + row // GROUP
-    slots = table + tl.load(rows + request).to(tl.int64) * table_row
-    keys += kv_head * k_head
-    values += kv_head * v_head
     top, total = tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, D), tl.float32)
     for at in tl.range(first, last, N, num_stages=STAGES):
@@ -164,8 +169,6 @@ def attend_block_kernel(
         value = _widened(value, query.dtype)
         acc = tl.dot(weight.to(query.dtype), value, acc * fade[:, None], input_precision="ieee")
         top = new
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     if of_request == 1:
         _write(
             out, acc, top, total, sinks, request, width, head_tile, row, out_token, out_head, v_scale, GROUP, TILES, D
@@ -185,13 +188,18 @@ def reduce_parts_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     tile_row, head_tile, request = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1), tl.program_id(2)
-    chunk, counts = _plan(lengths, bs, width, parts, LEFT, PER_SM, N, BS)
-    _, span, of_request, share = _share(lengths, request, width, chunk, LEFT)
-    if PDL:  # every program waits, or the next kernel would not come after the parts
-        tl.extra.cuda.gdc_wait()
+    _, span, counts, share = _plan(lengths, bs, width, parts, LEFT, PER_SM, N, BS)
+    lane = tl.arange(0, BS)
+    of_request, share = tl.sum(tl.where(lane == request, counts, 0)), tl.sum(tl.where(lane == request, share, 0))
+    span = tl.sum(tl.where(lane == request, span, 0))
+    start = tl.sum(tl.where((lane < request) & (counts > 1), counts, 0))
     if of_request == 1:
+        if PDL:  # every program waits, or the next kernel would not come after the parts
+            tl.extra.cuda.gdc_wait()
         return
-    start, d = _slot_of(counts, request, BS), tl.arange(0, D)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    d = tl.arange(0, D)
     top, total = tl.full((R,), float("-inf"), tl.float32), tl.zeros((R,), tl.float32)
     acc = tl.zeros((R, D), tl.float32)
     for at in range(0, of_request, S):
@@ -234,7 +242,7 @@ def block_attention(
     if keys.dtype == torch.float8_e4m3fn and capability < 89:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     width, group = tokens // bs, heads // kv_heads
-    chosen = tiles or tiling(width * group, D, q.element_size(), capability)
+    chosen = tiles or tiling(width * group, D, q.element_size(), capability, keys.element_size())
     per_head = triton.cdiv(width * group, chosen.rows)
     programs = kv_heads * per_head
     parts = parts or max(1, chosen.per_sm * multiprocessors // programs)
@@ -242,20 +250,23 @@ def block_attention(
     most = triton.cdiv(4 * parts, 3)
     sums = torch.empty(most, programs, chosen.rows, D, dtype=torch.float32, device=q.device)
     stats = torch.empty(most, programs, 2, chosen.rows, dtype=torch.float32, device=q.device)
-    lanes = max(16, triton.next_power_of_2(max(bs, min(len(table), _REQUESTS))))
+    lanes = triton.next_power_of_2(max(bs, min(len(table), _REQUESTS))) if bs > _FEW else _FEW
     shape = {
         "GROUP": group, "KV_HEADS": kv_heads, "D": D, "TILES": per_head, "M": chosen.rows, "N": chosen.columns,
         "PER_SM": chosen.per_sm, "LEFT": window, "BS": lanes, "PDL": capability >= 90,
     }  # fmt: skip
+    options = {"launch_pdl": True} if capability >= 90 else {}
     attend_block_kernel[parts + bs, programs](
         q, keys, values, table, rows, lengths, sinks, out, sums, stats, bs, width, parts,
         *q.stride()[:2], *keys.stride()[:2], *values.stride()[:2], table.stride(0), table.shape[1], *out.stride()[:2],
         scale * k_scale, v_scale, **shape, STAGES=chosen.stages, CAUSAL=causal, CAP=cap, num_warps=chosen.warps,
+        maxnreg=min(255, 2048 // (chosen.warps * chosen.per_sm)), **options,
     )  # fmt: skip
-    splits = 32 if bs == 1 else 8  # at a time: one request has all parts
-    reduced = max(1, min(chosen.rows, 4096 // (splits * D)))
+    # one request has all parts; of several, each has a few
+    splits, reduced, warps = (32, 4096, 4) if bs == 1 else (4, 2048, 1)
+    reduced = max(1, min(chosen.rows, reduced // (splits * D)))
     reduce_parts_kernel[triton.cdiv(min(chosen.rows, width * group), reduced), programs, bs](
         lengths, sinks, out, sums, stats, bs, width, parts, *out.stride()[:2], v_scale,
-        **shape, S=splits, R=reduced, num_warps=4, **({"launch_pdl": True} if capability >= 90 else {}),
+        **shape, S=splits, R=reduced, num_warps=warps, **options,
     )  # fmt: skip
     return out

@@ -131,7 +131,7 @@ class WidthGraphs:
         self._changes[width].append((runner, "attn_backend", backend))
         if not self._captured:
             return
-        graphs, graph = DecodeCudaGraphRunner if width > 1 else PlainDecodeGraphs, get_exec().graph
+        graphs, graph = runner._decode_cuda_graph_runner_cls() if width > 1 else PlainDecodeGraphs, get_exec().graph
         config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
         with self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))

@@ -1,0 +1,64 @@
+"""The drafter's CUDA graphs: captured by SGLang's graph runner, replayed without it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.model_executor.runner import set_global_graph_memory_pool
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
+
+if TYPE_CHECKING:
+    from sglang_dflash.step.step import Step
+
+logger = logging.getLogger(__name__)
+
+INPUTS = "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens"
+
+
+class DraftGraphs(DecodeCudaGraphRunner):
+    """Graphs of one width. Our attention reads lengths and slots on the device, so a replay needs one copy, no plan.
+
+    The graphs read :data:`INPUTS`, int64 [bs * w] and [bs], where no other runner writes, so that a verify can be
+    planned before the draft. Rows past the batch are zeros: row and slot 0, a context of no token. If a capture fails,
+    SGLang's runner serves.
+    """
+
+    def capture(self) -> None:
+        shapes = *(((self.max_bs, self.captured_req_width),) * 3), *(((self.max_bs,),) * 2)
+        self._inputs = [torch.zeros(shape, dtype=torch.int64, device=self.device) for shape in shapes]
+        self._of_batch = [[each[:bs] for each in self._inputs] for bs in range(self.max_bs + 1)]
+        self._used = 0  # requests of the last batch
+        try:
+            super().capture()
+        except RuntimeError as error:  # also out of memory
+            logger.warning(
+                "DFLASH: SGLang's graph runner serves the drafter, because a capture failed: %s. Fix: unset %s",
+                *(error, ONE_FORWARD_SWITCH),
+            )
+            self.backend.cleanup()
+            set_global_graph_memory_pool(None)  # the failed capture may still record into it
+            self.__class__ = DecodeCudaGraphRunner
+            self.capture()
+
+    def capture_prepare(self, size: int, *args: Any, **kwargs: Any) -> Any:
+        batch, *others = super().capture_prepare(size, *args, **kwargs)
+        vars(batch).update(zip(INPUTS, (each.view(-1) for each in self._of_batch[size]), strict=True))
+        self.model_runner.kv_index_translator.bind_runner_slots(batch)
+        return batch, *others
+
+    def replay(self, step: Step, size: int) -> Any:
+        """Return the ``DraftOutput`` of the graph of ``size`` requests for the first positions of the step's blocks.
+
+        It is valid until the next graph runs.
+        """
+        bs, kv = len(step.tokens), step.draft_kv
+        if bs < self._used:
+            torch._foreach_zero_([each[bs : self._used] for each in self._inputs])
+        self._used = bs
+        block = [each.view(bs, -1)[:, : self.captured_req_width] for each in (step.tokens, step.positions, kv.slots)]
+        torch._foreach_copy_(self._of_batch[bs], [*block, step.batch.req_pool_indices, kv.seq_lens])
+        return self.backend.replay(self._make_graph_key(size), None)
