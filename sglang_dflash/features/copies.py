@@ -5,7 +5,6 @@ At the first difference between copy and drafts, one of them is offered; the hos
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
-from sglang_dflash.features.telemetry import Series
+from sglang_dflash.features.figures import COPIED_BLOCKS, COPIED_TOKENS, Figures
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
 from sglang_dflash.plan.division import history_columns
@@ -60,49 +59,15 @@ class Evidence:
         return torch.tensor([score > 0 for score in self.scores] + [True] * (NO_DRAFT + 1 - COPY_CELLS))
 
 
-class CopyFigures(Feature):
-    """Figures of copied blocks; all that a server without copies has."""
-
-    def __init__(self, series: Series | None) -> None:
-        self._match_lens = Counter[int]()  # copied blocks by match length
-        self._copied_tokens = 0
-        self._series = series
-        if series is not None:
-            self._match_length = series.histogram("match_length", "Tokens of a copied block's match.", MAX_MATCH)
-            self._copied = series.counter("copied_tokens", "Accepted tokens that copies added.")
-
-    def buckets(self, reqs: Sequence[Req]) -> Sequence[int]:
-        return []
-
-    def info(self) -> dict[str, Any]:
-        lengths = {str(length): count for length, count in sorted(self._match_lens.items())}
-        return {
-            "copied_blocks_by_match_length": lengths,
-            "copied_tokens": self._copied_tokens,
-            "copy_choice": None,
-        }
-
-    def memory(self) -> dict[str, int]:
-        return {"history": 0}
-
-    def count(self, match_lens: Sequence[int], copied_tokens: int) -> None:
-        self._match_lens.update(match_lens)
-        self._copied_tokens += copied_tokens
-        if self._series is not None:
-            for length in match_lens:
-                self._match_length.observe(length)
-            self._copied.inc(copied_tokens)
-
-
-class Copies(CopyFigures):
+class Copies(Feature):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
     Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; ``found`` [rows, 2] the newest
     matches, as in ``ops.reference.step.match_copies``.
     """
 
-    def __init__(self, target: ModelRunner, width: int, series: Series | None = None) -> None:
-        super().__init__(series)
+    def __init__(self, target: ModelRunner, width: int, figures: Figures) -> None:
+        self._figures = figures
         pool, config = target.req_to_token_pool, target.model_config
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
@@ -158,12 +123,13 @@ class Copies(CopyFigures):
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
                     changes |= self.evidence.count(cell, bool(taken) == offered_was_right)
             self._matches[req] = (key >> 31) & 31
-        self.count(lengths, copied)
+        self._figures.count(COPIED_BLOCKS, lengths)
+        self._figures.add(COPIED_TOKENS, copied)
         if changes:
             self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def info(self) -> dict[str, Any]:
-        return {**super().info(), "copy_choice": self.evidence.as_dict()}
+        return {"copy_choice": self.evidence.as_dict()}
 
     def memory(self) -> dict[str, int]:
         return {"history": self.history.nbytes}

@@ -1,25 +1,24 @@
-"""Telemetry of the worker: counters for ``/server_info`` and series for SGLang's ``/metrics``."""
+"""Telemetry of the worker: figures of finished steps, its identity and its memory."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
+from sglang.srt.runtime_context import get_serving
 from torch import Tensor
 
 from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.features.feature import Feature, host_copy
+from sglang_dflash.features.figures import BLOCKS, BROKEN, PAYS, RATE, STEPS, SURVIVAL, Figures
 from sglang_dflash.features.payoff import Payoff
 from sglang_dflash.features.width import Width
-from sglang_dflash.width import AdaptiveWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth
 
 if TYPE_CHECKING:
-    from prometheus_client import Gauge, Histogram
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     from sglang_dflash.plan.serving import ServingPlan
@@ -32,69 +31,6 @@ logger = logging.getLogger(__name__)
 EVERY = 32  # steps between reads of non-finite counts, and between timed steps at a fixed width
 
 
-class Series:
-    """Makes the Prometheus series of one scheduler process, in SGLang's ``/metrics``."""
-
-    def __init__(self) -> None:
-        self.labels = {"model_name": get_serving().served_model_name, "dp_rank": str(get_parallel().dp_rank or 0)}
-
-    @classmethod
-    def exported(cls) -> Series | None:
-        """Return the series of one rank per replica; None on the others, and without ``--enable-metrics``."""
-        return cls() if get_observability().enable_metrics and get_parallel().attn_tp_rank == 0 else None
-
-    # at import the client reads the variable that SGLang sets for shared series
-    def gauge(self, name: str, text: str, *by: str) -> Gauge:
-        from prometheus_client import Gauge
-
-        return Gauge(f"sglang_dflash:{name}", text, (*self.labels, *by), multiprocess_mode="mostrecent")
-
-    def counter(self, name: str, text: str, *by: str) -> Any:
-        from prometheus_client import Counter
-
-        found = Counter(f"sglang_dflash:{name}", text, (*self.labels, *by))
-        return found if by else found.labels(**self.labels)
-
-    def histogram(self, name: str, text: str, most: int) -> Histogram:
-        from prometheus_client import Histogram
-
-        buckets = range(1, most + 1)
-        return Histogram(f"sglang_dflash:{name}", text, tuple(self.labels), buckets=buckets).labels(**self.labels)
-
-
-class StepMetrics:
-    def __init__(self, series: Series, widest: int) -> None:
-        self._labels = series.labels
-        text = "New tokens per verified block: accepted drafts plus the bonus token."
-        self._accept_length = series.histogram("accept_length", text, widest)
-        self._width = series.histogram("width", "Positions of a step's block; 1 is plain decoding.", widest)
-        self._steps = series.counter("steps", "Decode steps.", "width")
-        # "measured": the last timed step; "predicted": the last launched step
-        self._rate = series.gauge("tokens_per_ms", "Tokens of a decode step over its milliseconds.", "kind")
-        self._survival = series.gauge("survival", "Chance that the draft at a position is committed.", "position")
-        self._pays = series.gauge("drafting_pays", "0 while drafting does not pay, else 1.")
-        text = "Drafted positions at which the drafter's output was not finite."
-        self._not_finite = series.gauge("broken_drafts", text)
-
-    def observe(self, step: Finished, policy: WidthPolicy, not_finite: int, pays: bool | None) -> None:
-        self._width.observe(step.width)
-        self._steps.labels(**self._labels, width=step.width).inc()
-        self._not_finite.labels(**self._labels).set(not_finite)
-        self._pays.labels(**self._labels).set(pays is not False)
-        for length in step.accept_lens:
-            self._accept_length.observe(length)
-        for timed in step.timed:
-            if timed.tokens and timed.milliseconds:
-                self._set_rate("measured", timed.tokens / timed.milliseconds)
-        if isinstance(policy, AdaptiveWidth):
-            self._set_rate("predicted", policy.tokens_per_ms)
-            for position, chance in enumerate(policy.survival.curve(), 1):
-                self._survival.labels(**self._labels, position=position).set(chance)
-
-    def _set_rate(self, kind: str, rate: float) -> None:
-        self._rate.labels(**self._labels, kind=kind).set(rate)
-
-
 class Telemetry(Feature):
     """Counts finished steps.
 
@@ -102,15 +38,10 @@ class Telemetry(Feature):
     drafter. ``payoff`` is None on a rank that does not log.
     """
 
-    def __init__(
-        self, width: Width, not_finite: Tensor, payoff: Payoff | None = None, series: Series | None = None
-    ) -> None:
-        self._width, self._on_device, self._payoff, self._launched = width, not_finite, payoff, 0
-        self._widths = Counter[int]()  # steps by block width
-        self._accept_lens = Counter[int]()  # blocks by accept length
-        self._not_finite = 0
+    def __init__(self, width: Width, not_finite: Tensor, figures: Figures, payoff: Payoff | None = None) -> None:
+        self._width, self._on_device, self._figures, self._payoff = width, not_finite, figures, payoff
+        self._launched = 0
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
-        self._metrics = None if series is None else StepMetrics(series, width.policy.widths[-1])
 
     def keep(self, step: Step) -> Tensor | None:
         self._launched += 1
@@ -118,16 +49,22 @@ class Telemetry(Feature):
 
     def read(self, finished: Finished, kept: Tensor | None) -> None:
         """The policy has not observed this step yet."""
-        policy, pays = self._width.policy, None
-        self._widths[finished.width] += 1
-        self._accept_lens.update(finished.accept_lens)
+        policy, figures = self._width.policy, self._figures
+        figures.count(STEPS, [finished.width])
+        figures.count(BLOCKS, finished.accept_lens)
         if kept is not None:
             self._count_not_finite(int(kept))
         if self._payoff is not None:
-            self._payoff.count(finished, policy, self._not_finite)
-            pays = self._payoff.pays
-        if self._metrics is not None:
-            self._metrics.observe(finished, policy, self._not_finite, pays)
+            self._payoff.count(finished, policy, figures.total(BROKEN))
+        figures.set(PAYS, self._payoff is None or self._payoff.pays is not False)
+        if figures.exported:
+            for timed in finished.timed:
+                if timed.tokens and timed.milliseconds:
+                    figures.set(RATE, timed.tokens / timed.milliseconds, "measured")
+            if isinstance(policy, AdaptiveWidth):
+                figures.set(RATE, policy.tokens_per_ms, "predicted")
+                for position, chance in enumerate(policy.survival.curve(), 1):
+                    figures.set(SURVIVAL, chance, position)
 
     def forget(self, role: str, version: str | None) -> None:
         """The drafter is stale after an update of the target, unless it already had the same ``weight_version``."""
@@ -138,31 +75,24 @@ class Telemetry(Feature):
             self._payoff.forget(evidence if is_stale else None)
 
     def info(self) -> dict[str, Any]:
-        """Return counters and judgement."""
-        blocks = self._accept_lens.total()
-        tokens = sum(length * count for length, count in self._accept_lens.items())
+        """Return the figures and the judgement."""
+        lengths = self._figures.counted(BLOCKS)
         return {
-            "steps_by_width": _for_json(self._widths),
-            "blocks_by_accept_length": _for_json(self._accept_lens),
-            "mean_accept_length": tokens / blocks if blocks else None,
-            "broken_drafts": self._not_finite,
+            **self._figures.info(),
+            "mean_accept_length": sum(lengths.elements()) / lengths.total() if lengths else None,
             "weight_versions": self._versions,
             "drafting": None if self._payoff is None else self._payoff.section(self._width.policy),
         }
 
     def _count_not_finite(self, total: int) -> None:
-        if total and not self._not_finite and self._payoff is not None:
+        if total and not self._figures.total(BROKEN) and self._payoff is not None:
             logger.warning(
                 "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
                 "drafts are rejected. Fix: %s",
                 total,
                 FIXES[NOT_FINITE],
             )
-        self._not_finite = total
-
-
-def _for_json(counts: Counter[int]) -> dict[str, int]:
-    return {str(number): count for number, count in sorted(counts.items())}
+        self._figures.set(BROKEN, total)
 
 
 def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None) -> dict[str, object]:

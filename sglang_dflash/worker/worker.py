@@ -19,15 +19,16 @@ from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.features.copies import Copies, CopyFigures
+from sglang_dflash.features.copies import Copies
 from sglang_dflash.features.exact.rows import is_exact
 from sglang_dflash.features.exact.stepped import SteppedCommit
 from sglang_dflash.features.feature import Feature
+from sglang_dflash.features.figures import Figures
 from sglang_dflash.features.hidden import for_clients, keep_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
 from sglang_dflash.features.pools import log_pools
 from sglang_dflash.features.ranks import SharedWidth
-from sglang_dflash.features.telemetry import EVERY, Series, Telemetry, allocated_bytes, identity
+from sglang_dflash.features.telemetry import EVERY, Telemetry, allocated_bytes, identity
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
@@ -137,7 +138,8 @@ class DFlashWorker(BaseSpecWorker):
         return [] if self.drafter is None else [("draft", self.drafter)]
 
     def server_info(self) -> dict[str, Any]:
-        info, memory = dict(self.identity), allocated_bytes(self._target, self.drafter)
+        memory = {"history": 0, **allocated_bytes(self._target, self.drafter)}
+        info = {"copy_choice": None, **self.identity}
         for feature in self._features:
             info |= feature.info()
             memory |= feature.memory()
@@ -189,15 +191,15 @@ class DFlashWorker(BaseSpecWorker):
 
     def _build_features(self) -> None:
         """In the order in which a step calls them: copies change drafts, which the others then read."""
-        plan, series, accept, payoff = self.plan, Series.exported(), self._accept, None
-        copies = Copies(self._target, plan.block, series) if plan.copies else CopyFigures(series)
-        policy = WidthPolicy(plan.block)
+        plan, figures, accept, payoff = self.plan, Figures(self.plan.block), self._accept, None
+        copies = [Copies(self._target, plan.block, figures)] if plan.copies else []
+        policy, buckets = WidthPolicy(plan.block), copies[0].buckets if copies else lambda reqs: []
         shared = plan.groups > 1 and plan.widths is not None
-        self.width = SharedWidth(policy, copies.buckets) if shared else Width(policy, copies.buckets)
+        self.width = (SharedWidth if shared else Width)(policy, buckets)
         if self._is_first and self.drafter is not None:
             payoff = Payoff(known_causes(plan, self._target, self.drafter))
-        telemetry = Telemetry(self.width, self._draft.broken, payoff, series)
-        self._features = [copies, accept.seeds, accept.penalties, accept.processors, accept, self._states]
+        telemetry = Telemetry(self.width, self._draft.broken, figures, payoff)
+        self._features = [*copies, accept.seeds, accept.penalties, accept.processors, accept, self._states]
         self._features += [telemetry, self.width, *([] if self.rings is None else [self.rings])]
 
     def _draft_model_runners(self) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_dflash.features import figures
 from sglang_dflash.features.copies import Copies
 from sglang_dflash.step.flight import Finished
 
@@ -26,15 +27,17 @@ class Request(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-def copies() -> Copies:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Copies:
+    monkeypatch.setattr(figures, "get_observability", lambda: SimpleNamespace(enable_metrics=False))
     pool = SimpleNamespace(req_to_token=torch.zeros(4, 80, dtype=torch.int32))
     config = SimpleNamespace(context_len=64, vocab_size=VOCABULARY)
     runner: Any = SimpleNamespace(req_to_token_pool=pool, model_config=config, max_total_num_tokens=4096)
-    return Copies(runner, width=4)
+    return Copies(runner, 4, figures.Figures(16))
 
 
-def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
-    held, rows = copies(), torch.tensor([3, 1])
+def test_a_request_that_another_server_prefilled_is_taken_up(held: Copies) -> None:
+    rows = torch.tensor([3, 1])
     reqs = [Request(origin_input_ids=array("q", ids), output_ids=array("q", [9])) for ids in ([4, 5, 6], [7, 2**62])]
     lens = torch.tensor([3, 2])
     batch: Any = SimpleNamespace(
@@ -49,8 +52,8 @@ def test_a_request_that_another_server_prefilled_is_taken_up() -> None:
     assert held.history[3, :4].tolist() == [4, 5, 6, 9] and held.history[1, :3].tolist() == [7, -1, 8]
 
 
-def test_matches_and_tokens_of_copies_reach_the_host() -> None:
-    held, reqs = copies(), (Request(), Request(), Request())
+def test_matches_and_tokens_of_copies_reach_the_host(held: Copies) -> None:
+    reqs = (Request(), Request(), Request())
     rows, at = [2, 0, 3], 70 << 36  # of four rows; at position 70
     found = torch.tensor([[at + (3 << 31), 0], [0, 0], [at + (9 << 31) + 5, 0], [at + (4 << 31), 0]])
     held.read(Finished(1, reqs, (), [1, 1, 1]), (rows, found))
@@ -58,8 +61,8 @@ def test_matches_and_tokens_of_copies_reach_the_host() -> None:
     # Copies differ from drafts from positions 2 and 3 on; the first one was right up to position 5.
     found = torch.tensor([[at + (16 << 31), 0], [0, 0], [at, 2 + TAKEN], [at, 3 + TAKEN]])
     held.read(Finished(16, reqs, (), [6, 4, 2]), (rows, found))
-    figures = held.info()
-    assert (figures["copied_blocks_by_match_length"], figures["copied_tokens"]) == ({"4": 1, "9": 1}, 4)
+    info = held._figures.info()
+    assert (info["copied_blocks_by_match_length"], info["copied_tokens"]) == ({"4": 1, "9": 1}, 4)
     assert held.buckets(reqs) == [0, 4, 0]
 
 
@@ -88,8 +91,10 @@ def decisions(held: Copies, offered: int, accept_len: int, steps: int) -> list[b
     ],
 )
 @pytest.mark.parametrize("edges", [0, 6])  # the drafter is unsure, or sure
-def test_what_was_right_is_offered_next(offered: int, accept_len: int, copy_was_right: bool | None, edges: int) -> None:
-    held, at_first = copies(), edges == 0
+def test_what_was_right_is_offered_next(
+    held: Copies, offered: int, accept_len: int, copy_was_right: bool | None, edges: int
+) -> None:
+    at_first = edges == 0
     found = decisions(held, offered + edges * CELL, accept_len, 40)
     assert found[0] is at_first  # one result changes nothing
     assert found[-1] is (at_first if copy_was_right is None else copy_was_right)
@@ -97,8 +102,7 @@ def test_what_was_right_is_offered_next(offered: int, accept_len: int, copy_was_
     assert all(others) and held._choices[28:].all()
 
 
-def test_an_update_of_weights_forgets_what_was_right() -> None:
-    held = copies()
+def test_an_update_of_weights_forgets_what_was_right(held: Copies) -> None:
     before = held._choices.clone()
     assert not decisions(held, 3 + OTHER_WAS_RIGHT + TAKEN, 3, 40)[-1]
     held.forget("target", None)
