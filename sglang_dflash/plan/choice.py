@@ -29,14 +29,12 @@ class Proof(NamedTuple):
     Attributes:
         tests: by model type of the text configuration, the test that serves it on the CPU platform and compares its
             tokens and captured layers.
-        mechanisms: those of its layers that need more than full attention.
-        rehearsed: whether ``tests/rehearsal`` runs its attention and states in SGLang's own GPU kernels. The variable
-            alone serves other kinds.
+        mechanisms: those of its layers that need more than full attention. ``tests/rehearsal`` runs each in SGLang's
+            GPU kernels.
     """
 
     tests: Mapping[str, str]
     mechanisms: frozenset[str] = frozenset()
-    rehearsed: bool = False
 
 
 _SLIDES, _LATENT, _MAMBA = "layers of the type sliding_attention", "latent attention (MLA)", "Mamba2 layers"
@@ -45,20 +43,17 @@ _DELTA_NET = "layers of the type linear_attention"
 PROVEN = {
     "dense, full attention": Proof(
         {"qwen3": _EQUALITY, **dict.fromkeys(("qwen3_vl", "qwen3_vl_text"), _IMAGES)}
-        | dict.fromkeys(("glm4", "llama", "ministral3", "mistral", "qwen2"), _FAMILIES),
-        rehearsed=True,
+        | dict.fromkeys(("glm4", "llama", "ministral3", "mistral", "qwen2"), _FAMILIES)
     ),
     "mixture of experts, full attention": Proof(
         dict.fromkeys(("glm4_moe", "minimax_m2", "qwen3_moe"), _FAMILIES)
-        | dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), _IMAGES),
-        rehearsed=True,
+        | dict.fromkeys(("qwen3_vl_moe", "qwen3_vl_moe_text"), _IMAGES)
     ),
     "hybrid, gated delta net and full attention": Proof(
         dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _CARDS),
         frozenset({_DELTA_NET}),
-        rehearsed=True,
     ),
-    "sliding and full attention": Proof({"gpt_oss": _FAMILIES}, frozenset({_SLIDES}), rehearsed=True),
+    "sliding and full attention": Proof({"gpt_oss": _FAMILIES}, frozenset({_SLIDES})),
     "the same, with K/V of two shapes": Proof({"gemma4_text": _FAMILIES}, frozenset({_SLIDES})),
     "latent attention": Proof(
         dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT})
@@ -121,22 +116,12 @@ def left_untouched(settings: Settings, pair: Pair, device: Device) -> str | None
     else:
         pair.check_type()
         if not (reason := LEFT.get(str(pair.text.get("model_type")), "")):
-            missing = _missing(pair, device)
-            if missing is None or settings.variable(SWITCH) == OURS:
+            kind = unproven_kind(pair.target)
+            if kind is None or settings.variable(SWITCH) == OURS:
                 return None
-            reason = f"{missing} ({SWITCH}={OURS} serves it)"
+            reason = f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)"
     raise_first_error(_served_by_neither(reason, pair, device))
     return reason
-
-
-def _missing(pair: Pair, device: Device) -> str | None:
-    if kind := unproven_kind(pair.target):
-        return f"no test of sglang-dflash runs a target with {kind}"
-    proof = _proof(pair.text)
-    if proof is None or proof.rehearsed or device.kind == "cpu":
-        return None
-    kinds = ", ".join(sorted(proof.mechanisms))
-    return f"no test of sglang-dflash runs SGLang's GPU kernels for a target with {kinds}"
 
 
 def reason_for_builtin(settings: Settings, pair: Pair, device: Device) -> str | None:
