@@ -162,7 +162,9 @@ def _served_by_neither(reason: str, pair: Pair, device: Device) -> Iterator[Find
         yield error(
             f"{reason}, on the CPU platform",
             expected="a DFlash or DFlash2 drafter without this option",
-            remedy="run this pair on a GPU, where SGLang's own worker supports it",
+            remedy="serve it without --speculative-algorithm DFLASH"
+            if reason in LEFT.values()
+            else "run this pair on a GPU, where SGLang's own worker supports it",
         )
 
 

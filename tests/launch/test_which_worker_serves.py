@@ -98,6 +98,8 @@ def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
     (tmp_path / "config.json").write_text(json.dumps(target(model_type=name)))
     monkeypatch.setenv(SWITCH, OURS)
     assert reason(model_path=str(tmp_path)) == LEFT[name]
+    with pytest.raises(DFlashError, match="without --speculative-algorithm DFLASH"):
+        reason(CPU, model_path=str(tmp_path))
 
 
 def launch(
