@@ -34,12 +34,13 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1,
     "topk_group": 1, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "norm_topk_prob": True,
 }  # fmt: skip
+# SGLang's Triton kernels divide a latent row of 288 or 576
 _MLA: dict[str, Any] = {
-    **_EXPERTS, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
-    "num_key_value_heads": 4,
+    **_EXPERTS, "q_lora_rank": 32, "kv_lora_rank": 256, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32,
+    "v_head_dim": 16, "num_key_value_heads": 4,
 }  # fmt: skip
 _SIGMOID = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-_DEEPSEEK = {**_MLA, "n_group": 2, "head_dim": 8}
+_DEEPSEEK = {**_MLA, "n_group": 2, "head_dim": 32}
 _FEW = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _GPT_OSS: dict[str, Any] = {
     **_FEW, "intermediate_size": 64, "layer_types": [_SLIDING, _FULL] * 2, "sliding_window": WINDOW,
