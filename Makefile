@@ -1,16 +1,16 @@
-# make setup   a virtual environment with stock SGLang and the three distributions. Without TORCH_INDEX, pip's index
-#              serves torch as a CUDA build: several GB
-# make demo    the real server on this machine: three models answer, then DFLASH beside plain decoding
+# make setup   a virtual environment with stock SGLang and the three distributions; every other target runs it first
+# make demo    two real servers on this machine, with DFLASH and without, answer the same questions
 PYTHON ?= python3
 VENV ?= .venv
-# Index of torch alone: the address of PyTorch's CPU builds (docs/setup.md#without-a-gpu).
+# Index of torch alone: the address of PyTorch's CPU builds (docs/setup.md#without-a-gpu). Without it, pip's index serves the
+# CUDA build: several GB.
 TORCH_INDEX ?=
 
 SGLANG_TESTED := sglang==0.5.23
-# SGLang requires torch==2.14.1, and the workflows use it.
-TORCH ?= torch==2.13.0
-# Needed for its image transforms only; its dependencies would replace torch.
-TORCHVISION := torchvision==0.28.0
+# What SGLang requires, with the Triton of requirements/cpu.txt. Of 2.13.0, only a CPU build fits that Triton.
+TORCH ?= torch==2.14.1
+# Needed for its image transforms only; built for one release of torch each.
+TORCHVISION := torchvision==$(if $(findstring ==2.13.,$(TORCH)),0.28.0,0.29.1)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install
@@ -18,20 +18,25 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo demo-real test test-slow test-tools test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
+.PHONY: setup demo picture demo-real test test-slow test-tools test-pd test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),,@echo "No TORCH_INDEX: $(TORCH) may be a CUDA build of several GB (docs/setup.md#without-a-gpu)")
 	$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) --quiet setuptools -r requirements/cpu.txt
+	$(PIP) --quiet setuptools $(TORCH) -r requirements/cpu.txt
 	$(PIP) --quiet --no-build-isolation --editable '.[dev]' --editable cpu_platform --editable lab
 	$(PIP) --quiet --no-deps $(SGLANG_TESTED) $(TORCHVISION)
 	$(BIN)/python -m sglang_dflash_cpu.torchvision_import
 	rm -f $(VENV)/.setup-* && touch $@
 
 demo: setup
-	$(BIN)/python -m sglang_dflash_lab.bench.demo
+	$(BIN)/python -m sglang_dflash_lab.bench.demo $(if $(FULL),--full)
+
+# The README's picture of it.
+picture: setup
+	$(BIN)/python -m tools.picture docs/demo.svg
 
 # A file's tests share what it sets up; engine tests share servers too, in groups (tests/conftest.py).
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
@@ -53,6 +58,21 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 
 test-tools: setup $(TOOLS)
 	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
+
+# Prefill and decoding in two servers, over Mooncake's TCP transport. Its library loads libibverbs for TCP too.
+MOONCAKE := $(CURDIR)/.cache/mooncake
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+$(MOONCAKE)/.installed: requirements/mooncake.txt | setup
+	rm -rf $(@D)
+	$(PIP) --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
+test-pd: export PYTHONPATH := $(MOONCAKE)
+test-pd: $(MOONCAKE)/.installed
+	ldconfig -p | grep -q libibverbs.so.1 || { $(SUDO) apt-get -q update && $(SUDO) apt-get -q install --yes libibverbs1; }
+	$(BIN)/python -c 'import mooncake.engine'  # or the tests would be skipped
+	$(BIN)/pytest -q -n 0 -m slow tests/serving/test_disaggregation.py
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real

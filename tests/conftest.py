@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -41,8 +42,6 @@ settings.load_profile("tests")
 torch.set_num_threads(1)
 
 LONG = {"test_triton.py"}
-# They compile SGLang's own kernels, which other tests replace by the CPU platform's in their process.
-FIRST = {"test_exact_alignment.py", "test_exact_kernels.py"}
 
 
 def lasting_fixtures(item: Any) -> set[str]:
@@ -68,8 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG | FIRST)
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -87,9 +85,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Undo what SGLang writes to the environment, which servers that start later would inherit."""
+    """Undo what SGLang writes to the environment, which servers that start later would inherit.
+
+    A test that replaces SGLang's functions in its process fails: those that compile SGLang's kernels would run others.
+    """
     before = dict(os.environ)
     yield
+    hooks = sys.modules.get("sglang.srt.plugins.hook_registry")
+    assert hooks is None or not hooks.HookRegistry._patched
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)

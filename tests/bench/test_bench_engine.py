@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def test_sampled_arms_write_the_same_text_in_more_steps_without_the_targets_nois
     with_noise, best = results.read(tmp_path, "run")
     assert with_noise["generated_texts"] == best["generated_texts"]
     assert with_noise["accept_length"] > 1.1 * best["accept_length"]
+
+
+def test_the_demo_ends_with_its_result() -> None:
+    outcome = subprocess.run([sys.executable, "-m", "sglang_dflash_lab.bench.demo"], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "The answers are identical." in outcome.stdout
+    result = r"dflash:16 over plain decoding: \d+\.\dx for 1 user, \d+\.\dx for 8, 64 of 64 answers identical"
+    assert re.fullmatch(result, outcome.stdout.splitlines()[-1])

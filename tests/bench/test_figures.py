@@ -60,7 +60,7 @@ def test_the_figures_of_a_cell(tmp_path: Path) -> None:
     assert throughput.rows[0][3].startswith("200.0 (2.00x [")
     assert details.rows[1][-1] == "6 / 6"
     assert list(warnings(Summary(tmp_path))) == []
-    said = "dflash:16: 2.0x for 1 user, over plain decoding; 6 of 6 answers identical"
+    said = "dflash:16 over plain decoding: 2.0x for 1 user, 6 of 6 answers identical"
     assert list(conclusion(Summary(tmp_path))) == [said]
     assert said in write_report(tmp_path).read_text()
 

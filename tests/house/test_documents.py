@@ -392,8 +392,9 @@ def test_the_three_distributions_have_one_version_and_need_it() -> None:
 def test_tested_versions_are_those_of_make_setup_of_the_workflow_and_of_the_page() -> None:
     pins = f"{text('Makefile')}\n{text('requirements/cpu.txt')}"
     pinned = dict(re.findall(r"^(?:\w+ [:?]= )?(sglang|torch|triton)==(\S+)", pins, re.MULTILINE))
-    assert {name.lower(): versions[0] for name, versions in TESTED.items()} == pinned
-    assert f"TORCH: torch=={TESTED['torch'][1]} " in text(".github/workflows/test.yml")
+    assert {name.lower(): versions[-1] for name, versions in TESTED.items()} == pinned
+    assert f"torch=={TESTED['torch'][0]}}}" in text(".ci/run")
+    assert f"TORCH: torch=={TESTED['torch'][-1]} " in text(".github/workflows/test.yml")
     declared = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={declared[0]},<3.{int(declared[-1][2:]) + 1}"
     assert re.findall(r'"(3\.\d+)"', text(".github/workflows/test.yml")) == declared

@@ -154,14 +154,15 @@ class Summary:
 def conclusion(summary: Summary) -> Iterator[str]:
     for mode in summary.modes:
         rows = [row for row in summary.rows.values() if row.mode == mode != AR and not math.isnan(row.speed_up)]
-        speeds = []
+        figures = list[str]()
         for users in summary.concurrencies:
             if ratios := [row.speed_up for row in rows if row.concurrency == users]:
-                speeds.append(f"{geometric_mean(ratios):.1f}x for {users} user{'s' if users > 1 else ''}")
-        if speeds:
-            compared = sum(row.compared for row in rows)
-            same = f"; {sum(row.equal for row in rows)} of {compared} answers identical"
-            yield f"{mode}: {', '.join(speeds)}, over plain decoding" + (same if compared else "")
+                unit = "" if figures else " user" + "s" * (users > 1)
+                figures.append(f"{geometric_mean(ratios):.1f}x for {users}{unit}")
+        if compared := sum(row.compared for row in rows):
+            figures.append(f"{sum(row.equal for row in rows)} of {compared} answers identical")
+        if figures:
+            yield f"{mode} over plain decoding: {', '.join(figures)}"
 
 
 def warnings(summary: Summary) -> Iterator[str]:
@@ -216,10 +217,8 @@ def print_results(folder: Path, console: Console) -> None:
         table.print(console)
     for warning in warnings(summary):
         console.print(f"warning: {warning}")
-    console.print()
-    for sentence in conclusion(summary):
-        console.print(sentence, style="bold", highlight=False)
     console.print(f"rows: {folder / results.FILE_NAME}; page: sglang-dflash report {folder}", highlight=False)
+    console.print("", *conclusion(summary), sep="\n", style="bold", highlight=False)
 
 
 def _speed(row: Figures) -> str:

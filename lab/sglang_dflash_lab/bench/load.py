@@ -69,7 +69,7 @@ def measure(
         *("--max-concurrency", str(cell.concurrency), "--warmup-requests", str(cell.concurrency), "--flush-cache"),
         *("--disable-tqdm", "--output-file", str(details), "--output-details"),
     ]
-    before, load_average = _internal_state(url), os.getloadavg()[0]
+    before, load_average = worker_state(url), os.getloadavg()[0]
     stopped: object = None
     program, sys.argv = sys.argv, ["serving", *arguments]
     with log.open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -94,17 +94,19 @@ def measure(
             remedy="read the server's log, or remove prompts without an answer",
         )
     kept = {name: value for name, value in result.items() if name not in ("itls", "errors", "server_info")}
-    worker = _growth(before, _internal_state(url))
+    worker = growth(before, worker_state(url))
     return {**kept, "load_average": load_average, "worker": worker, **vars(cell)}
 
 
-def _internal_state(url: str) -> dict[str, Any]:
+def worker_state(url: str) -> dict[str, Any]:
+    """Return our worker's part of ``/server_info``, empty for another."""
     states = httpx.get(f"{url}/server_info", timeout=60, trust_env=False).raise_for_status().json()["internal_states"]
     worker: dict[str, Any] = states[0].get(WORKER_KEY, {})
     return worker
 
 
-def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return what was added to each of the worker's tables of counts, by name and key."""
     return {
         name: {key: value - before.get(name, {}).get(key, 0) for key, value in counter.items()}
         for name, counter in after.items()

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,20 +56,26 @@ def running(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> It
     Raises:
         DFlashError: it stopped or did not answer in time; the error ends with its log.
     """
+    with starting(launch, log, timeout_s) as answers:
+        yield answers()
+
+
+@contextlib.contextmanager
+def starting(launch: Launch, log: Path, timeout_s: float = START_TIMEOUT_S) -> Iterator[Callable[[], str]]:
+    """The same, but yield at once a function that waits and returns the base URL: several servers start together.
+
+    On a GPU they would divide the same free memory.
+    """
     port = free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
     # The server has its own session.
     before = signal.signal(signal.SIGTERM, _interrupt)
     with log.open("w") as output:
         print(launch.describe(), file=output, flush=True)
-        environment = {**os.environ, **dict(launch.env)}
-        process = subprocess.Popen(
-            launch.command(port), stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+        command, environment = launch.command(port), {**os.environ, **dict(launch.env)}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
-        base_url = f"http://127.0.0.1:{port}"
-        _wait(process, base_url, log, timeout_s)
-        yield base_url
+        yield lambda: _wait(process, f"http://127.0.0.1:{port}", log, timeout_s)
     finally:
         signal.signal(signal.SIGTERM, before)
         stop(process)
@@ -91,7 +97,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
                 time.sleep(0.1)
 
 
-def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> None:
+def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s: float) -> str:
     deadline = time.monotonic() + timeout_s
     with httpx.Client(base_url=base_url, timeout=10, trust_env=False) as http:
         while time.monotonic() < deadline:
@@ -100,7 +106,7 @@ def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s:
             with contextlib.suppress(httpx.TransportError):
                 # 200 once the scheduler serves requests
                 if http.get("/health").status_code == 200:
-                    return
+                    return base_url
             time.sleep(0.5)
     raise _failed(f"the server did not answer within {timeout_s:.0f} s", log)
 

@@ -91,8 +91,8 @@ def run(settings: Settings, say: Callable[[str], None]) -> None:
             measured = servers.measure(cell)
             results.append(settings.out, "run", measured)
             say(
-                f"{cell.mode}  {cell.task}  c={cell.concurrency}  repeat {cell.repeat + 1}: "
-                f"{measured['output_throughput']:.1f} tok/s, {measured['duration']:.1f} s"
+                f"{cell.mode}, {cell.task}, users at once: {cell.concurrency}, run {cell.repeat + 1}: "
+                f"{measured['output_throughput']:.1f} tokens/s, {measured['duration']:.1f} s"
             )
 
 

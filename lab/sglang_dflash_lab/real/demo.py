@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sglang_dflash.check import user_errors
-from sglang_dflash.check.diagnose.client import WORKER_KEY
+from sglang_dflash_lab.bench.load import growth, worker_state
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
 from sglang_dflash_lab.bench.tasks import Messages, read_marked
@@ -67,19 +67,13 @@ def demo(console: Console, target: Path, logs: Path) -> None:
 def ask(url: str, messages: Messages, max_tokens: int) -> Answer:
     """Return the server's greedy answer and its accept length (1 without speculation)."""
     body = {"model": "default", "messages": messages, "temperature": 0, "max_tokens": max_tokens}
-    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
-        before, start = _blocks(http), time.perf_counter()
-        reply: Any = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-        seconds, after = time.perf_counter() - start, _blocks(http)
-    tokens, blocks = (new - old for new, old in zip(after, before, strict=True))
-    text, used = reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]
-    return Answer(text, used, seconds, accept_length=tokens / blocks if blocks else 1.0)
-
-
-def _blocks(http: httpx.Client) -> tuple[int, int]:
-    worker = http.get("/server_info").raise_for_status().json()["internal_states"][0].get(WORKER_KEY, {})
-    counts = {int(length): count for length, count in worker.get("blocks_by_accept_length", {}).items()}
-    return sum(length * count for length, count in counts.items()), sum(counts.values())
+    before, start = worker_state(url), time.perf_counter()
+    answered = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600, trust_env=False)
+    reply: Any = answered.raise_for_status().json()
+    seconds, counted = time.perf_counter() - start, growth(before, worker_state(url))
+    blocks = {int(length): count for length, count in counted.get("blocks_by_accept_length", {}).items()}
+    accept = sum(length * count for length, count in blocks.items()) / sum(blocks.values()) if blocks else 1.0
+    return Answer(reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"], seconds, accept)
 
 
 def peak_gib() -> float:
