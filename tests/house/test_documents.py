@@ -320,7 +320,7 @@ def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter
 def published(name: str, block: int, users: str, figure: str) -> float:
     [found] = [
         speed[figure]
-        for speed in json.loads(text("sglang_dflash/check/published.json"))[name]["speed"]
+        for speed in json.loads(text("sglang_dflash/plan/published.json"))[name]["speed"]
         if [*map(str, (speed["task"], speed["arm"], speed["block"], speed["concurrency"]))]
         == ["math500", "dflash", str(block), users]
     ]
