@@ -28,9 +28,8 @@ For a single user set SGLANG_DFLASH_BLOCK_SIZE=16.'
     qwen3.6-35b-a3b) one_gpu_card Qwen3.6-35B-A3B ;;
     qwen3-coder-next) one_gpu_card Qwen3-Coder-Next ;;
     qwen3.8-27b)
-        ABOUT="Qwen3.8-27B in NVFP4 with incoai's DFlash2, as SGLang's cookbook runs it on one DGX Spark; on Hopper set
-SGLANG_DFLASH_TARGET=Qwen/Qwen3.8-27B-FP8. On a 32 GB card set SGLANG_DFLASH_MEM_FRACTION=0.91, SGLANG_DFLASH_MAX_RUNNING=1
-and SGLANG_DFLASH_CHUNKED_PREFILL=1024, and pass --mamba-ssm-dtype bfloat16."
+        ABOUT="Qwen3.8-27B in NVFP4 with incoai's DFlash2, as SGLang's cookbook runs it on one DGX Spark and, with an RTX 5090, with the
+flags that \`sglang-dflash check\` proposes for it. Hopper has no FP4 units: SGLANG_DFLASH_TARGET=Qwen/Qwen3.8-27B-FP8 is the faster target there."
         CARD_GPU=GB10
         CARD+=([TARGET]=RadixArk/Qwen3.8-27B-NVFP4 [DRAFTER]=incoai/Qwen3.8-27B-DFlash2 [BLOCK_SIZE]=8
             [ATTENTION_BACKEND]=flashinfer [KV_CACHE_DTYPE]=fp8_e4m3 [CHUNKED_PREFILL]=2048 [MEM_FRACTION]=0.8

@@ -57,8 +57,12 @@ fi
 # On another GPU than the card's, SGLang chooses the fraction of memory.
 if [[ $ACTION != help && ${CARD[MEM_FRACTION]-} && ! ${SGLANG_DFLASH_MEM_FRACTION+set} ]]; then
     gpu=$("$PYTHON" -c 'from sglang_dflash.check import machine as m; import sys
-print((m.GPUS.get(sys.argv[1].lower()) or m.find_gpu() or m.CPU).name)' "$GPU")
-    if [[ ${gpu^^} != *"$CARD_GPU"* ]]; then CARD[MEM_FRACTION]=''; fi
+print((m.gpu_named(sys.argv[1]) if sys.argv[1] else m.find_gpu() or m.CPU).name)' "$GPU")
+    if [[ ${gpu^^} == *"RTX 5090"* && $PAIR_NAME == qwen3.8-27b ]]; then
+        CARD+=([MEM_FRACTION]=0.91 [CHUNKED_PREFILL]=1024 [STATE_DTYPE]=bfloat16 [MAX_RUNNING]=5)
+    elif [[ ${gpu^^} != *"$CARD_GPU"* ]]; then
+        CARD[MEM_FRACTION]=''
+    fi
 fi
 
 COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
@@ -85,6 +89,7 @@ SGLANG_DFLASH_MEM_FRACTION            --mem-fraction-static               fracti
 SGLANG_DFLASH_KV_CACHE_DTYPE          --kv-cache-dtype                    dtype of K/V
 SGLANG_DFLASH_CHUNKED_PREFILL         --chunked-prefill-size              tokens of a prefill's chunk
 SGLANG_DFLASH_MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
+SGLANG_DFLASH_STATE_DTYPE             --mamba-ssm-dtype                   dtype of recurrent states
 SGLANG_DFLASH_GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
 SGLANG_DFLASH_PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
 SGLANG_DFLASH_ALLREDUCE_FUSION        --flashinfer-allreduce-fusion-backend  all-reduce fused with the norm after it

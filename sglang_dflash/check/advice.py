@@ -1,4 +1,4 @@
-"""Flags that let more requests run."""
+"""Flags that let more requests run, or one where none fits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from sglang_dflash.check.machine import SMALL_CHUNK, highest_fraction, prefill_chunk
 from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import STATE_SHARE, TOKENS_PER_REQUEST
+from sglang_dflash.plan.layers import count
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.settings import SLOTS, Settings, flag_of
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
 _MAX_TRIES = 64
+_FEW = 16  # requests on a card that is nearly full of weights
+_HAS_FP8 = (8, 9)  # compute capability
 _RATIO, _MAX_RATIO = "mamba_full_memory_ratio", 10
 _PRICES = {
     "mamba_ssm_dtype": "rounds the target's states",
     "speculative_num_draft_tokens": "shorter drafts",
     "speculative_draft_window_size": "the drafter reads this many tokens",
     "mamba_radix_cache_strategy": "fewer snapshots",
+    "kv_cache_dtype": "rounds K/V",
 }
 
 
@@ -33,10 +38,18 @@ class Advice:
     tokens: int
     prefixes: int
     price: str
+    gpus: int = 1
+
+    @classmethod
+    def of(cls, flag: str, pools: Pools, price: str, gpus: int = 1) -> Advice:
+        return cls(flag, pools.running, pools.tokens, pools.prefixes, price, gpus)
 
 
 def more_requests(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> list[Advice]:
-    """Return the mildest value of each flag that lets all requests run, or else the most."""
+    """Return the mildest value of each flag that lets all requests run, or else the most.
+
+    If no request fits, also the flags of a card that is nearly full of weights, and the number of GPUs that is enough.
+    """
     served, advice = memory.served, list[Advice]()
     wanted = served.sizing.max_running
     if served.running >= wanted:
@@ -49,8 +62,58 @@ def more_requests(settings: Settings, device: Device, pair: Pair, memory: Memory
         index = running.index(max(running))
         if (best := tried[index]).running >= min(wanted, _CLEAR_GAIN * served.running + 1):
             flag = f"{flag_of(name)} {values[index]}"
-            advice.append(Advice(flag, best.running, best.tokens, best.prefixes, _PRICES.get(name, "")))
+            advice.append(Advice.of(flag, best, _PRICES.get(name, "")))
+    if not served.running:
+        advice += [*_together(settings, device, pair, memory), *_on_more_gpus(settings, device, pair, memory)]
     return advice
+
+
+def _together(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Iterator[Advice]:
+    """Yield the flags of SGLang's cookbook for Qwen3.8-27B on an RTX 5090, with others until a long answer fits."""
+    changes: dict[str, Any] = {"chunked_prefill_size": min(SMALL_CHUNK, prefill_chunk(device, settings))}
+    tried = list[tuple[dict[str, Any], Pools]]()
+    for added in _rounding(settings, device, memory):
+        changes |= added
+        tried += [_most(changes, settings, device, pair, memory)]
+        if tried[-1][1].requests_of(TOKENS_PER_REQUEST):
+            break
+    best, pools = max(tried, key=lambda each: each[1].tokens)
+    if pools.running:
+        flags = " ".join(f"{flag_of(name)} {value}" for name, value in best.items())
+        prices = [price for name in best if (price := _PRICES.get(name))]
+        yield Advice.of(flags, pools, ", ".join(["short chunks", *prices]))
+
+
+def _rounding(settings: Settings, device: Device, memory: MemoryTable) -> Iterator[dict[str, Any]]:
+    is_hybrid = memory.served.state.slot > 0
+    yield {"mamba_ssm_dtype": "bfloat16"} if is_hybrid and settings.mamba_ssm_dtype is None else {}
+    if is_hybrid and memory.served.sizing.slots_per_request == SLOTS["extra_buffer"]:
+        yield {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
+    if settings.kv_cache_dtype == "auto" and (device.capability or (0, 0)) >= _HAS_FP8:
+        yield {"kv_cache_dtype": "fp8_e4m3"}
+
+
+def _most(
+    changes: dict[str, Any], settings: Settings, device: Device, pair: Pair, memory: MemoryTable
+) -> tuple[dict[str, Any], Pools]:
+    """Return the number of requests with which most long answers fit, and the fraction of memory for it."""
+    tried = list[tuple[dict[str, Any], Pools]]()
+    for running in range(1, min(_FEW, memory.served.sizing.max_running) + 1):
+        few = settings.changed(**changes, max_running_requests=running * settings.groups)
+        highest = highest_fraction(device, few, count(pair.text, "vocab_size", 0))
+        flags = {"mem_fraction_static": max(highest, memory.fraction), **changes}
+        flags["max_running_requests"] = few.max_running_requests
+        tried.append((flags, _pools(settings.changed(**flags), device, pair, memory)))
+    return max(tried, key=lambda each: each[1].requests_of(TOKENS_PER_REQUEST))
+
+
+def _on_more_gpus(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Iterator[Advice]:
+    for gpus in (2, 4, 8):
+        if gpus > settings.tp_size:
+            pools = _pools(settings.changed(tp_size=gpus), device, pair, memory)
+            if pools.running:
+                yield Advice.of(f"--tp-size {gpus}", pools, f"{gpus} GPUs", gpus)
+                return
 
 
 def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Sequence[Any]]]:

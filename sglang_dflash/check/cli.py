@@ -22,11 +22,11 @@ from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, pair_arguments, parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.published import card_of_drafter
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.flags import modernise_argv
 from sglang_dflash.plan.device import Device, why_no_accelerator
+from sglang_dflash.plan.published import AUTO, card_of_drafter, published_drafters
 from sglang_dflash.plan.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
@@ -70,7 +70,7 @@ def check(
     flags: typer.Context,
     target: Annotated[str, typer.Argument(help="Target: directory or hub id.")],
     drafter: Annotated[
-        str | None, typer.Argument(help="Drafter: directory or hub id. A target can be served without one.")
+        str | None, typer.Argument(help="Drafter: directory, hub id, or auto (the published one). It may be left out.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List all checks and the memory table.")] = False,
@@ -79,7 +79,8 @@ def check(
         typer.Option(help="Check against this much memory: of --gpu, a Hopper GPU, or a CPU with --device cpu."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help=f"Check against this GPU instead of the local one: {', '.join(GPUS)}.")
+        str | None,
+        typer.Option(help=f"Check this GPU instead of the local one: {', '.join(GPUS)}, or its end (4090)."),
     ] = None,
     users: Annotated[
         int | None, typer.Option(min=1, help="Concurrent requests: name the block that the drafter's card had fastest.")
@@ -95,6 +96,8 @@ def check(
     if drafter is not None and drafter.startswith("-"):  # a flag of the server
         flags.args.insert(0, drafter)
         drafter = None
+    if drafter == AUTO:
+        drafter = published_drafters().get(target, AUTO)  # `parse` refuses others
     report, device = _report(target, drafter, flags.args, memory_gib, gpu)
     if users and drafter and report.plan is not None:
         report = replace(report, findings=[*report.findings, *_fastest_block(drafter, users)])

@@ -20,7 +20,7 @@ from sglang_dflash.plan.division import size
 from sglang_dflash.plan.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# by common name; our tests all run on a CPU
+# by common name
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",

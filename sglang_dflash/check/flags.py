@@ -14,6 +14,7 @@ from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import size
 from sglang_dflash.plan.layers import count
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
+from sglang_dflash.plan.published import AUTO, drafter_of
 from sglang_dflash.plan.settings import READ, Settings, flag_of
 from sglang_dflash.plan.states import flashinfer_states
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
@@ -59,7 +60,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
     """Return the settings, and the given flags that are not read or only in part.
 
     Raises:
-        DFlashError: an invalid flag, value or word, or another pair or algorithm.
+        DFlashError: an invalid flag, value or word, another pair or algorithm, or ``auto`` without a published drafter.
     """
     pair = pair_arguments(target, drafter)
     own = [f"{flag_of(name)}={value}" for name, value in pair.items()]
@@ -75,6 +76,8 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
         if given != value and (given.upper() != value or value != "DFLASH"):
             contradicts = f"{flag} {given} contradicts {value}, the pair that is checked"
             raise DFlashError(contradicts, expected=f"{flag} {value}", remedy=f"leave {flag} out")
+    if args.speculative_draft_model_path == AUTO:
+        args.speculative_draft_model_path = drafter_of(target)
     read = READ - _COUNTED_IN_PART | pair.keys()
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
     return Settings(args), [flag_of(name) for name in changed if name not in read]
@@ -144,7 +147,14 @@ _REQUANTISES = {"quark_mxfp4"}
 
 def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:
     flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
-    if flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
+    if device.kind == "cpu" and (scheme := flag or stored):
+        yield error(
+            f"the target is quantised with {scheme}, and no CPU serves that",
+            expected="an unquantised target on a CPU",
+            remedy="name the GPU to check (--gpu), or serve the unquantised target here",
+            about="quantisation",
+        )
+    elif flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
         yield error(
             f"--quantization {flag}, and the target is quantised with {stored}",
             expected=f"{stored}, which SGLang reads from the target's config.json",

@@ -17,6 +17,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MAX_GIB = 1 << 20
 _SECONDS = 60
+_HIGHEST = 0.91  # fraction that is proposed
+SMALL_CHUNK = 1024  # prefill chunk on cards that are nearly full of weights
 _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
@@ -55,16 +57,17 @@ def highest_fraction(device: Device, settings: Settings, vocab: int) -> float:
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
     Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
-    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough.
+    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough. On
+    an RTX 5090 0.91 was enough for a chunk of 1,024, and 0.94 was not (the cookbook).
     """
     if device.is_unified or not device.memory:
-        return 0.8 if device.is_unified else 0.9
+        return 0.8 if device.is_unified else _HIGHEST
     gib = device.memory // GIB
-    chunk = max(prefill_chunk(device, settings), 2048)
+    chunk = max(prefill_chunk(device, settings), SMALL_CHUNK)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
     logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
     share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / device.memory
-    return min(0.9, max(0.0, math.floor(100 * share) / 100))
+    return min(_HIGHEST, max(0.0, math.floor(100 * share) / 100))
 
 
 def prefill_chunk(device: Device, settings: Settings) -> int:
@@ -93,6 +96,27 @@ def find_gpu(base_gpu_id: int = 0) -> Device | None:
     return Device(**{**found, "capability": found["capability"] and tuple(found["capability"])})
 
 
+def gpu_named(name: str) -> Device:
+    """Return the GPU of a name in :data:`GPUS` or of its end, such as ``4090``; DFlashError for any other name."""
+    wanted = _plain(name)
+    exact = [device for key, device in GPUS.items() if _plain(key) == wanted]
+    ends = {key: device for key, device in GPUS.items() if wanted and _ends(key, device, wanted)}
+    found = exact or [*ends.values()]
+    if len(found) != 1:
+        value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else 'is no GPU that is known here'}"
+        remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
+        raise DFlashError(value, expected="the name of one GPU", remedy=remedy)
+    return found[0]
+
+
+def _ends(key: str, device: Device, wanted: str) -> bool:
+    return _plain(key).endswith(wanted) or _plain(device.name).endswith(wanted)
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def asked_about(
     device: str | None, memory_gib: float | None, gpu: str | None = None, *, base_gpu_id: int = 0
 ) -> Device:
@@ -101,12 +125,9 @@ def asked_about(
     Args:
         device: ``--device``; ``"cpu"`` is the CPU platform.
         memory_gib: overrides the named GPU's memory; without a name, a Hopper GPU's.
-        gpu: a name in :data:`GPUS`, in any case.
+        gpu: as of :func:`gpu_named`.
     """
-    if gpu is not None and gpu.lower() not in GPUS:
-        remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
-        raise DFlashError(f"--gpu {gpu}", expected="a GPU that is known here", remedy=remedy)
-    named = GPUS.get((gpu or "").lower(), CPU if device == "cpu" else None)
+    named = gpu_named(gpu) if gpu is not None else CPU if device == "cpu" else None
     if memory_gib is None:
         return named or find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
     if not 0 < memory_gib < _MAX_GIB:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
 from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import Pair
+from sglang_dflash.plan.pair_rules import ITS_DRAFTER
+from sglang_dflash.plan.published import published_drafters
 from sglang_dflash.plan.rules import check_rules
 from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import SWITCH, Settings
@@ -27,6 +30,7 @@ TITLE = 72  # columns before the verdict
 MIN_LENGTH = 2048  # for a prompt and a short answer
 _RUNNING, _LENGTH = "running requests", "tokens per request"
 _NAME = 36  # columns before a value
+_FLAG = 48  # columns of proposed flags
 _MARK = {"error": "x", "warn": "!", "note": "-"}
 _LEVELS = {"error": "error", "warn": "warning", "note": "note"}
 
@@ -45,6 +49,13 @@ class Report:
     @property
     def exit_code(self) -> int:
         return 2 if self.counts["error"] else 1 if self.counts["warn"] else 0
+
+    @property
+    def proposed(self) -> Advice | None:
+        """What lets most requests run on this GPU, if none fits without it and nothing else is wrong."""
+        here = [each for each in self.advice if each.gpus == 1]
+        only_memory = all(finding.about == _RUNNING for finding in self.findings if finding.level == "error")
+        return max(here, key=attrgetter("running"), default=None) if self.counts["error"] and only_memory else None
 
     @property
     def verdict(self) -> str:
@@ -83,8 +94,8 @@ class Report:
                 yield from self._finding(finding, verbose)
         found = [f"{n} {name}{'s' if n > 1 else ''}" for level, name in _LEVELS.items() if (n := self.counts[level])]
         yield "\n" + ", ".join([f"{self.counts['ok']} checks passed (-v lists them)", *found]) + "."
-        if not self.counts["error"]:
-            yield f"Start: {command}"
+        if not self.counts["error"] or self.proposed:
+            yield f"Start: {command}{f' {self.proposed.flag}' if self.proposed else ''}"
         for heading, rows in self._tables() if verbose else ():
             yield f"\n{heading}"
             for name, value in rows:
@@ -111,14 +122,16 @@ class Report:
 
     def _finding(self, finding: Finding, verbose: bool) -> Iterator[str]:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
-        if verbose and finding.expected:
+        if finding.expected and (verbose or finding.level == "error"):
             yield f"      Expected: {finding.expected}"
-        if finding.about == _RUNNING and self.advice:
-            for each in self.advice:
-                columns = f"{each.flag:48} {each.running:>4,} requests {each.tokens:>11,} tokens   {each.price}"
-                yield f"      {columns}".rstrip()
-        elif finding.remedy and (verbose or finding.level != "note"):
+        advises = finding.about == _RUNNING and bool(self.advice)
+        if finding.remedy and (verbose or finding.level == "error" or (finding.level == "warn" and not advises)):
             yield f"      Fix: {finding.remedy}"
+        if advises:
+            for each in self.advice:
+                flag = each.flag if len(each.flag) <= _FLAG else f"{each.flag}\n{'':{_FLAG + 6}}"
+                requests = f"{each.running:>4,} request{'s' if each.running > 1 else ' '}"
+                yield f"      {flag:{_FLAG}} {requests} {each.tokens:>11,} tokens   {each.price}".rstrip()
 
     def _tables(self) -> Iterator[tuple[str, Iterable[tuple[str, object]]]]:
         yield "Passed", [(finding.about, finding.value) for finding in self.findings if finding.level == "ok"]
@@ -152,16 +165,17 @@ def preflight(settings: Settings, device: Device) -> Report:
         pair = Pair.of(settings)
         reason = f"{SWITCH}=builtin" if settings.wants_builtin else left_untouched(settings, pair, device)
         if reason is None:
-            findings += check_rules(settings, pair, device)
+            findings += _one_cause(check_rules(settings, pair, device), settings.model_path)
             findings += check_linear_backends(settings, device, torch.version.cuda)
             findings += check_flags(settings, pair, device)
             if pair.kind or any(finding.level == "error" for finding in findings):
                 return Report(findings)
             reason = reason_for_builtin(settings, pair, device)
         if reason is not None:
-            value, expected = f"SGLang's own worker serves: {reason}", "arguments that this package's worker serves"
-            remedy = "none to serve it; memory is not checked for SGLang's own worker"
-            return Report([*findings, warn(value, expected=expected, remedy=remedy, about="worker")])
+            value = f"SGLang's own worker serves this pair: {reason}. `check` cannot predict its memory"
+            return Report(
+                [*findings, warn(value, expected="arguments that this package's worker serves", about="worker")]
+            )
         findings.append(ok("sglang-dflash", about="worker"))
         plan = decide(settings, pair, device, hybrid=pair.hybrid)
     except DFlashError as refused:
@@ -174,44 +188,48 @@ def preflight(settings: Settings, device: Device) -> Report:
         memory = expected_memory(settings, device, pair, sizing)
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
-    findings += _sizes(settings, memory)
+    findings += _sizes(settings, pair, memory)
     return Report(findings, plan, memory, more_requests(settings, device, pair, memory))
 
 
-def _sizes(settings: Settings, memory: MemoryTable) -> Iterator[Finding]:
+def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
+    """Join what another target's drafter breaks into one error."""
+    wrong = [finding for finding in findings if finding.level == "error" and finding.remedy == ITS_DRAFTER]
+    if not wrong:
+        return list(findings)
+    drafter = published_drafters().get(target)
+    remedy = f"{ITS_DRAFTER}{f': {drafter}' if drafter else ''}"
+    cause = "the drafter was trained for another target: " if len(wrong) > 1 else ""
+    value = cause + "; ".join(finding.value for finding in wrong)
+    joined = error(value, expected=wrong[0].expected, remedy=remedy, about=wrong[0].about if not cause else "pair")
+    return [joined, *(finding for finding in findings if finding not in wrong)]
+
+
+def _sizes(settings: Settings, pair: Pair, memory: MemoryTable) -> Iterator[Finding]:
     if not memory.static_bytes:
         yield ok("no GPU here; use --gpu or --memory-gib to check another machine", about=_RUNNING)
         return
-    if memory.weighed:
-        yield replace(_weights(memory), about="weights")
-    yield replace(_running(settings, memory), about=_RUNNING, estimated=True)
-    yield replace(_tokens(memory.served), about=_LENGTH, estimated=True)
+    smaller = "a smaller target" if settings.quantization or pair.quantisation_method else "a quantised target"
+    weights, static = memory.served.sizing.weights, memory.static_bytes
+    if memory.weighed and weights < static:
+        yield ok(f"{size(weights)} of {size(static)}", about="weights")
+    is_estimate = not memory.weighed or weights < static
+    yield replace(_running(settings, memory, smaller), about=_RUNNING, estimated=is_estimate)
+    yield replace(_tokens(memory.served, smaller), about=_LENGTH, estimated=True)
 
 
-def _weights(memory: MemoryTable) -> Finding:
-    weights, static, fraction = memory.served.sizing.weights, memory.static_bytes, memory.fraction
-    if weights < static:
-        return ok(f"{size(weights)} of {size(static)}")
-    wider = f"--mem-fraction-static {memory.highest}, " if weights * fraction < static * memory.highest else ""
-    return error(
-        f"the weights of one rank take {size(weights)}, and static memory is {size(static)} ({fraction} of the device)",
-        expected="static memory that holds the weights and leaves room for K/V",
-        remedy=f"set {wider}a larger --tp-size, or serve a quantised target (FP8)",
-    )
-
-
-def _running(settings: Settings, memory: MemoryTable) -> Finding:
+def _running(settings: Settings, memory: MemoryTable, smaller: str) -> Finding:
     served, wanted = memory.served, memory.served.sizing.max_running
     if served.running >= wanted:
         return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
     if served.running == 0:
         slots, share = served.sizing.slots_per_request, f"their share holds {served.state_slots}"
-        few = f": one request takes {slots} recurrent states, {share}" if 0 < served.state_slots < slots else ""
-        static = f"{size(memory.static_bytes)} of static memory ({memory.fraction} of the device)"
+        few = f"; one request takes {slots} recurrent states, {share}" if 0 < served.state_slots < slots else ""
+        room = f"{size(memory.static_bytes)} ({memory.fraction} of the device)"
         return error(
-            f"no request fits into the {static}{few}",
-            expected=f"more than {size(served.sizing.weights)}, the weights, and one request",
-            remedy=f"use more GPUs (--tp-size), a quantised target, or --mem-fraction-static up to {memory.highest}",
+            f"no request fits: the weights of one rank take {size(served.sizing.weights)} of {room}{few}",
+            expected="memory for the weights and one request",
+            remedy=f"add flags of a line below, or serve {smaller}",
         )
     level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
     return level(
@@ -222,7 +240,7 @@ def _running(settings: Settings, memory: MemoryTable) -> Finding:
     )
 
 
-def _tokens(pools: Pools) -> Finding:
+def _tokens(pools: Pools, smaller: str) -> Finding:
     least, long = min(MIN_LENGTH, pools.sizing.context), max(1, pools.requests_of(TOKENS_PER_REQUEST))
     if not pools.running or pools.requests_of(least) >= pools.running:
         return ok(_lengths(pools))
@@ -231,7 +249,7 @@ def _tokens(pools: Pools) -> Finding:
     return warn(
         f"{each:,} tokens of {limit} per request: {_lengths(pools)}",
         expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
-        remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or a quantised target",
+        remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or {smaller}",
     )
 
 

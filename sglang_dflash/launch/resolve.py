@@ -25,6 +25,7 @@ from sglang_dflash.plan.choice import left_untouched, reason_for_builtin, refuse
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device, local_gpu
 from sglang_dflash.plan.exact import check_exact
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
+from sglang_dflash.plan.published import AUTO, drafter_of
 from sglang_dflash.plan.rules import check_rules
 from sglang_dflash.plan.serving import ServingPlan, decide
 from sglang_dflash.plan.settings import PLAIN_LAYERS, REPLAY_SWITCH, SWITCH, Settings
@@ -59,10 +60,15 @@ class Launch:
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
     """Resolution hook around ``handle_model_source_paths``: check the pair and raise its first error."""
-    previous(server_args)
     settings = Settings(resolving_view(server_args))
     if str(settings.speculative_algorithm).upper() != "DFLASH":
+        previous(server_args)
         return
+    if settings.speculative_draft_model_path == AUTO:
+        drafter = drafter_of(settings.model_path)
+        logger.info("DFLASH: --speculative-draft-model-path auto is %s, for %s", drafter, settings.model_path)
+        _declare(server_args, speculative_draft_model_path=drafter)
+    previous(server_args)
     for line in explain_environment():
         logger.warning("DFLASH: %s", line)
     settings.validate()

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
-from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
+from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, architecture, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.plan import widths
 from sglang_dflash.plan.attention import default_backend
@@ -75,7 +75,14 @@ class Pair:
         return self.drafter, self.widths, self.hybrid
 
     def check_type(self) -> None:
-        """Raise DFlashError for a drafter that SGLang does not serve as DFLASH either."""
+        """Raise DFlashError for swapped models, or a drafter that SGLang does not serve as DFLASH either."""
+        published = self.target_files.published
+        if "DFlash" in str(architecture(published)) or "dflash_config" in published:
+            raise DFlashError(
+                f"the target {self.target_files.name} is a DFLASH drafter",
+                expected="the model to serve as the target, and its drafter as the drafter",
+                remedy="swap the two models" if self.has_drafter else "name the model that it drafts for",
+            )
         if self.has_drafter:
             kind_left_to_builtin(self.drafter_files.config)
 

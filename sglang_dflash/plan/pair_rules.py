@@ -21,7 +21,7 @@ _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 SAMPLE = 64  # rows compared
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
-_ITS_DRAFTER = "use the drafter that was trained for this target"
+ITS_DRAFTER = "use the drafter that was trained for this target"
 
 
 def _code(settings: Settings, pair: Pair) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def _same(key: str, targets_key: str, settings: Settings, pair: Pair) -> Iterato
         yield error(
             f"{key} {ours} of the drafter, {theirs} of the target",
             expected="the same: the drafter uses the target's embedding, LM head and hidden states",
-            remedy=_ITS_DRAFTER,
+            remedy=ITS_DRAFTER,
         )
 
 
@@ -52,7 +52,7 @@ def _layer_ids(settings: Settings, pair: Pair) -> Iterator[Finding]:
             yield error(
                 f"target_layer_ids {ids}: {layer} cannot be captured in a target of {actual} layers",
                 expected=f"layers 0 to {actual - 2}",
-                remedy=_ITS_DRAFTER,
+                remedy=ITS_DRAFTER,
             )
 
 
@@ -62,7 +62,7 @@ def _mask_token(settings: Settings, pair: Pair) -> Iterator[Finding]:
         yield error(
             f"mask_token_id {token}, the target's embedding has {rows} rows",
             expected=f"an id from 0 to {rows - 1}",
-            remedy=_ITS_DRAFTER,
+            remedy=ITS_DRAFTER,
         )
 
 
@@ -215,7 +215,7 @@ def _tokenizer(settings: Settings, pair: Pair) -> Iterator[Finding]:
         yield error(
             "the drafter's tokenizer.json differs from the target's",
             expected="one tokenizer: drafted ids are the target's ids",
-            remedy=_ITS_DRAFTER,
+            remedy=ITS_DRAFTER,
         )
 
 

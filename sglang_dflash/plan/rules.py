@@ -12,6 +12,7 @@ from sglang_dflash.plan.attention import default_backend, verify_obstacle
 from sglang_dflash.plan.device import Device
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
 from sglang_dflash.plan.pair_rules import PAIR_RULES, TARGET_RULES, Rule
+from sglang_dflash.plan.published import published_drafters
 from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH, READ, Settings, flag_of
 
 # backend -> major compute capabilities that can run it
@@ -64,8 +65,10 @@ def _drafter_path(settings: Settings, pair: Pair) -> Iterator[Finding]:
             expected="a drafter for it",
             remedy=f"set --speculative-draft-model-path, or leave {flag} out",
         )
+    drafter = published_drafters().get(settings.model_path)
+    published = f"; --speculative-draft-model-path auto serves the published drafter {drafter}" if drafter else ""
     yield note(
-        "there is no drafter (--speculative-draft-model-path): blocks are copied from text that a request repeats",
+        f"there is no drafter: blocks are copied from text that a request repeats{published}",
         expected="a drafter that was trained for this target, for text that repeats nothing",
         remedy="none needed; a drafter's card names its target",
     )

@@ -104,7 +104,7 @@ class Settings:
         for name, (least, most) in {} if self.wants_builtin else _LIMITS.items():
             value, flag = getattr(self, name, None), flag_of(name)
             if value is not None and not (isinstance(value, int | float) and least <= value <= most):
-                expected = f"a number from {least} to {most}"
+                expected = f"a number {f'from {least}' if least >= 1 else 'above 0'} to {most}"
                 raise DFlashError(f"{flag} {value}", expected=expected, remedy=f"correct it, or leave {flag} out")
 
     @property

@@ -12,7 +12,6 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import click
 import pytest
 import typer
 from sglang_router.router_args import RouterArgs
-from typer.testing import CliRunner
 
 from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES
@@ -30,13 +28,16 @@ from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
 from sglang_dflash.launch.flags import RENAMED
 from sglang_dflash.plan.choice import PROVEN
-from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.plan.division import size
+from sglang_dflash.plan.published import drafter_of
 from sglang_dflash.upstream import TESTED_SGLANG
-from tests.plan.commands import FOLDER as COMMANDS
+from tests.house import cards
+from tests.house.cards import PAIRS, TABLES, Row, card_files, row_of, served
 from tests.support.cards import FOLDER as CARDS
 
 ROOT = Path(__file__).parents[2]
 README, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/compatibility.md"
+RESULTS_GPU = ROOT / "docs/results/gpu.md"
 TROUBLES = ROOT / "docs/troubleshooting.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "docs/results").glob("*.md"))
@@ -140,7 +141,7 @@ def test_the_table_of_causes_is_the_codes() -> None:
 
 def test_the_books_stay_short() -> None:
     prose = re.sub(r"(?m)^\|.*\n|```(?s:.*?)```", "", TEXT[README])
-    assert len(prose.split()) <= 900 and len(TEXT[README].splitlines()) <= 130
+    assert len(prose.split()) <= 900 and len(prose.splitlines()) <= 140
     assert sum(len(TEXT[page].split()) for page in GUIDES) <= 10_000
 
 
@@ -201,68 +202,74 @@ def test_a_module_that_a_page_runs_prints_its_help_and_does_nothing_else(
 
 # Predictions of `check`, with configurations of tests/fixtures in place of a pair's hub names
 
-GPUS = {"rtx5090": 0.9, "l40s": 0.9, "h100": 0.9, "rtx-pro-6000": 0.9, "dgx-spark": 0.8, "h200": 0.9}
-NO_CARDS = {
-    "Qwen3.8-27B": ("qwen38-27b", "qwen38-27b-dflash2"),
-    "Qwen3.8-27B-FP8": ("qwen38-27b-fp8", "qwen38-27b-dflash2"),
-    "Qwen3.8-27B-NVFP4": ("qwen38-27b-nvfp4", "qwen38-27b-dflash2"),
-    "Qwen3.5-9B": ("ornith15-9b", "qwen35-9b-dflash"),
-    "Ornith-1.5-35B-A3B": ("ornith15-35b-a3b", "ornith15-35b-dflash2"),
-    "Qwen3-8B": ("qwen3-8b", "qwen3-8b-dflash"),
-    "Qwen3-Coder-30B-A3B": ("qwen3-coder-30b-a3b", "qwen3-coder-30b-dflash"),
-    "gpt-oss-20b": ("gpt-oss-20b", "gpt-oss-20b-dflash"),
-    "gpt-oss-120b": ("gpt-oss-120b", "gpt-oss-120b-dflash"),
-    "Gemma-4-31B": ("gemma4-31b", "gemma4-31b-dflash"),
-    "GLM-4.7-Flash": ("glm47-flash", "glm47-flash-dflash"),
-}
+FILES = {row.target.rpartition("/")[2]: row.files for row in reversed(PAIRS)}
 
 
 def pair(name: str) -> list[str]:
-    if name in NO_CARDS:
-        return [str(COMMANDS / part) for part in NO_CARDS[name]]
-    return [str(CARDS / name / part) for part in ("target", "drafter")]
+    return list(FILES.get(name) or (str(CARDS / name / part) for part in ("target", "drafter")))
 
 
-@cache
 def printed(name: str, *flags: str) -> str:
-    return CliRunner(env={"SGLANG_DFLASH": "sglang-dflash"}).invoke(app, ["check", *pair(name), *flags]).stdout
+    return cards.printed(*pair(name), *flags)
 
 
 def check(name: str, *flags: str) -> Any:
     return json.loads(printed(name, "--json", *flags))
 
 
-def requests(name: str, *flags: str) -> str:
-    """Requests of 8,192 tokens at once."""
-    served = check(name, *flags)["memory"]["served"]
-    return str(min(served["running"], served["tokens"] // TOKENS_PER_REQUEST) or "–")
+@pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
+def test_the_tables_of_pairs_and_cards_are_what_check_predicts(page: Path) -> None:
+    """``python -m tests.house.cards`` writes them."""
+    name, table = TABLES[page]
+    assert f"<!-- cards: {name} -->\n" + "\n".join(table()) + "\n\n" in TEXT[page]
 
 
-PAIRS = [row for row in rows(section(README, "Pairs")) if row[0].startswith("`")]
+ON_A_GPU = re.compile(
+    r"(?i)\b(?:no|one) (?:GPU|H200) (?:has )?r[au]n|never (?:been )?(?:executed|run) on|has run on a GPU\b(?! is)"
+)
 
 
-@pytest.mark.parametrize("row", PAIRS, ids=lambda row: row[0].strip("`"))
-def test_requests_of_each_pair_on_each_gpu_are_those_of_check(row: list[str]) -> None:
-    targets, *cells = row
-    for name in re.findall("`(.*?)`", targets):
-        for (gpu, fraction), cell in zip(GPUS.items(), cells, strict=True):
-            assert cell == requests(name, "--gpu", gpu, "--mem-fraction-static", str(fraction)), (name, gpu)
+def test_what_ran_on_a_gpu_is_said_by_the_readme_alone() -> None:
+    """Other pages link to its status; pages of results name the machine of each row."""
+    said = {page.name: found for page in (README, *GUIDES, *OTHERS) if (found := ON_A_GPU.findall(TEXT[page]))}
+    assert said == {"README.md": ["One H200 has run"]}
+    never = [
+        page.name for page in RESULTS if re.search(r"(?i)never executed on|nothing on this page has run", TEXT[page])
+    ]
+    assert not never
 
 
-def test_of_coder_next_twelve_requests_fit_on_a_b200() -> None:
-    assert "`Qwen3-Coder-Next` needs a B200 (12)" in TEXT[README]
-    assert requests("Qwen3-Coder-Next", "--gpu", "b200", "--mem-fraction-static", "0.9") == "12"
+def test_coder_next_needs_two_h200() -> None:
+    assert "`Qwen3-Coder-Next` needs two H200 (48 requests)" in TEXT[README]
+    row = Row("", "", card_files("Qwen3-Coder-Next"))
+    assert served(row, "--gpu", "h200")[1] == 0 and served(row, "--gpu", "h200", "--tp-size", "2")[1] == 48
 
 
-def test_the_readmes_servers_fit_where_it_checks_them() -> None:
+def test_the_readmes_servers_are_those_that_check_proposes() -> None:
     checks = [rest.split() for rest in shown(README, "sglang-dflash check")]
     servers = [shlex.split(rest) for rest in shown(README, "python -m sglang.launch_server")]
     for (target, drafter, *flags), server in zip(checks, servers, strict=True):
         given = dict(zip(server[::2], server[1::2], strict=True))
-        assert given.pop("--model-path") == target and given.pop("--speculative-draft-model-path") == drafter
-        gpu = flags[flags.index("--gpu") + 1]
-        for extra in (flags, ["--gpu", gpu, *(word for item in given.items() for word in item)]):
-            assert re.search("FITS: [1-9]", printed(target.rpartition("/")[2], *extra)), (target, extra)
+        assert given.pop("--model-path") == target and given.pop("--speculative-draft-model-path") == drafter == "auto"
+        assert given.pop("--speculative-algorithm") == "DFLASH" and drafter_of(target) == row_of(target).drafter
+        added = [word for item in given.items() for word in item]
+        assert served(row_of(target), *flags)[0].split() == added
+        assert re.search("FITS: [1-9]", printed(target.rpartition("/")[2], *flags, *added)), target
+
+
+def test_the_first_table_is_that_of_the_h200() -> None:
+    steps = list(rows(section(RESULTS_GPU, "Step times")))
+    call = [row for row in steps if row[0] == "2026-11-28-h200-d"]
+    plain, builtin, ours = ([float(row[column].split()[0]) for row in call] for column in (3, 4, 6))
+    assert [row[2] for row in call] == ["1", "8", "16"]
+    expected = [[f"{4 * one / step:.1f}x" for one, step in zip(plain, steps, strict=True)] for steps in (ours, builtin)]
+    expected.append([f"{round(100 * (1 - step / theirs))} % less" for step, theirs in zip(ours, builtin, strict=True)])
+    head = list(rows(TEXT[README].partition("## Install")[0]))
+    assert [row[1:] for row in head[1:]] == expected
+    served_27b = check("Qwen3.5-27B", "--gpu", "h200")["memory"]
+    text = " ".join(TEXT[README].split())
+    running = served_27b["served"]["running"], served_27b["other"]["running"]
+    assert "room for {} requests of Qwen3.5-27B, and for {} with the states".format(*running) in text
 
 
 def numbers(value: Any) -> Iterator[str]:
@@ -320,7 +327,7 @@ def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter
 def published(name: str, block: int, users: str, figure: str) -> float:
     [found] = [
         speed[figure]
-        for speed in json.loads(text("sglang_dflash/check/published.json"))[name]["speed"]
+        for speed in json.loads(text("sglang_dflash/plan/published.json"))[name]["speed"]
         if [*map(str, (speed["task"], speed["arm"], speed["block"], speed["concurrency"]))]
         == ["math500", "dflash", str(block), users]
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.launch.flags import modernise_argv
+from sglang_dflash.plan.published import drafter_of
 from tests.support.cards import NAMES, card
 
 ROOT = Path(__file__).parents[2]
@@ -75,12 +76,13 @@ def test_a_start_prints_the_checks_verdict_and_then_becomes_the_server(tmp_path:
     assert (checked.returncode, checked.stdout) == (1, "FITS: check\n")
 
 
-def test_the_command_for_a_dgx_spark_is_the_readmes() -> None:
+def test_the_command_for_an_rtx_5090_is_the_readmes() -> None:
     """``tests/house/test_documents.py`` checks that one."""
     readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
     [shown] = re.findall("launch_server (--model-path RadixArk.*)", readme)
-    printed = flags(shlex.split(run("serve.sh", "qwen3.8-27b", "--dry-run", "--gpu", "dgx-spark").stdout))
-    assert flags(shlex.split(shown)).items() <= printed.items() and "--gpu" not in printed
+    printed = flags(shlex.split(run("serve.sh", "qwen3.8-27b", "--dry-run", "--gpu", "5090").stdout))
+    drafter = {"--speculative-draft-model-path": drafter_of("RadixArk/Qwen3.8-27B-NVFP4")}  # README: auto
+    assert (flags(shlex.split(shown)) | drafter).items() <= printed.items() and "--gpu" not in printed
 
 
 def test_replicas_differ_in_gpu_and_port_only() -> None:

@@ -102,6 +102,24 @@ def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
         reason(CPU, model_path=str(tmp_path))
 
 
+def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = SimpleNamespace(**vars(settings().arguments), read=[])
+    args.model_path, args.speculative_draft_model_path = "RadixArk/Qwen3.8-27B-NVFP4", "auto"
+    monkeypatch.setattr(hooks_launch, "resolving_view", lambda args: args)
+    monkeypatch.setattr(hooks_launch, "declare_resolution", lambda args, _, **changes: vars(args).update(changes))
+    monkeypatch.setattr(hooks_launch, "this_device", lambda _: GPUS["h200"])
+    monkeypatch.setenv(SWITCH, "builtin")  # SGLang's worker is given the drafter too
+    with caplog.at_level("INFO"):
+        hooks_launch.after_model_paths(args, lambda args: args.read.append(args.speculative_draft_model_path))
+    assert args.read == ["incoai/Qwen3.8-27B-DFlash2"]
+    assert [line for line in caplog.messages if "auto is incoai/Qwen3.8-27B-DFlash2" in line] == caplog.messages[:1]
+    args.model_path, args.speculative_draft_model_path = "Qwen/Qwen3.8-27B-INT4", "auto"
+    with pytest.raises(DFlashError, match="is published for Qwen/Qwen3.8-27B-INT4.* such as .*Qwen/Qwen3.8-27B,"):
+        hooks_launch.after_model_paths(args, lambda _: None)
+
+
 def launch(
     monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str, drafter: str | None = None
 ) -> tuple[list[str], object]:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 from sglang_dflash.check import cli, machine
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
-from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.machine import GPUS, asked_about, gpu_named
 from sglang_dflash.check.report import Report, preflight
+from sglang_dflash.plan import published
 from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
@@ -91,6 +92,32 @@ def test_users_alone_name_the_block_that_the_drafters_card_had_fastest_at_that_l
     assert fastest.format(32) + "block 8 in 5 of 5 tasks" in shown["32"]
     assert "fastest" not in shown["24"], "the card has no figure for 24 users"
     assert "fastest" not in run(*CARD, "--users", "32").stdout, "no card is known for this drafter"
+
+
+@pytest.mark.parametrize("name", ["5090", "RTX 5090", "NVIDIA GeForce RTX 5090", "RTX5090"])
+def test_a_gpu_is_found_by_the_end_of_its_name(name: str) -> None:
+    assert gpu_named(name) is GPUS["rtx5090"]
+
+
+def test_auto_is_the_published_drafter_of_the_target() -> None:
+    known = published.published_drafters()
+    assert {published.drafter_of(target) for target in known} == set(known.values())
+    settings, _ = parse([], target="RadixArk/Qwen3.8-27B-NVFP4", drafter="auto")
+    assert settings.speculative_draft_model_path == "incoai/Qwen3.8-27B-DFlash2"
+    refused = run("qwen3.8-27b", "auto", "--gpu", "h200")
+    assert refused.exit_code == 2 and "such as Qwen/Qwen3.8-27B," in refused.stdout
+
+
+def test_a_target_without_a_drafter_is_offered_the_published_one(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = {"target": CARD[0], "drafter": CARD[1], "speed": []}
+    monkeypatch.setattr(published, "published_pairs", lambda: {"Qwen3.5-27B": card})
+    published.published_drafters.cache_clear()
+    request.addfinalizer(published.published_drafters.cache_clear)
+    assert f"auto serves the published drafter {CARD[1]}" in run(CARD[0], "--gpu", "h200").stdout
+    with_drafter, with_auto = (run(CARD[0], each, "--gpu", "h200").stdout for each in (CARD[1], "auto"))
+    assert with_auto == with_drafter and "FITS" in with_auto
 
 
 def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:

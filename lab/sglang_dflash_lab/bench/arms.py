@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dflash.check.diagnose.client import WORKER_KEY
-from sglang_dflash.check.published import published_pairs
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plan.published import published_pairs
 from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 
 AR = "ar"
