@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.model_runner_components.attention_backend_setup import build_attention_backends
@@ -116,6 +117,7 @@ class WidthGraphs:
         if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
             changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
         if not self._captured and not backends(self._runners) & WIDTH_OF_THE_SERVER:
+            self._see_whole_window(width, self.target.attn_backend)
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
@@ -129,6 +131,7 @@ class WidthGraphs:
         backend = build_attention_backends(model_runner=runner).attn_backend
         runner.kv_index_translator.bind_and_verify_backends([backend])
         self._changes[width].append((runner, "attn_backend", backend))
+        self._see_whole_window(width, backend)
         if not self._captured:
             return
         graphs, graph = runner._decode_cuda_graph_runner_cls() if width > 1 else PlainDecodeGraphs, get_exec().graph
@@ -139,6 +142,12 @@ class WidthGraphs:
         self.seconds[phase] += seconds
         self.memory_gb[phase] += memory_gb
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
+
+    def _see_whole_window(self, width: int, backend: Any) -> None:
+        # SGLang's Triton decode drops the oldest token of a sliding window, which its verify and the model see
+        # (sgl-project/sglang#32087)
+        if width == 1 and isinstance(backend, TritonAttnBackend) and backend.sliding_window_size:
+            self._changes[width].append((backend, "sliding_window_size", backend.sliding_window_size + 1))
 
     def _has_room(self) -> bool:
         # narrower graphs take no more memory; rank 0 decides
