@@ -62,7 +62,6 @@ print((m.GPUS.get(sys.argv[1].lower()) or m.find_gpu() or m.CPU).name)' "$GPU")
 fi
 
 COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
-if [[ $PAIR_NAME != demo ]]; then COMMAND+=(--trust-remote-code); fi
 # A variable sets a server flag, or a variable in the server's environment; an empty one sets nothing.
 while read -r variable flag meaning; do
     name=${variable#SGLANG_DFLASH_}
