@@ -18,7 +18,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo picture demo-real test test-slow test-tools test-pd test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
+.PHONY: setup demo picture demo-real test test-slow test-tools test-pd test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -59,20 +59,25 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 test-tools: setup $(TOOLS)
 	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
 
-# Prefill and decoding in two servers, over Mooncake's TCP transport. Its library loads libibverbs for TCP too.
-MOONCAKE := $(CURDIR)/.cache/mooncake
+# Wheels that only some tests import.
+WHEELS := $(CURDIR)/.cache
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-$(MOONCAKE)/.installed: requirements/mooncake.txt | setup
+$(WHEELS)/mooncake/.installed $(WHEELS)/kits/.installed: $(WHEELS)/%/.installed: requirements/%.txt | setup
 	rm -rf $(@D)
 	$(PIP) --quiet --no-deps --target $(@D) -r $<
 	touch $@
 
-test-pd: export PYTHONPATH := $(MOONCAKE)
-test-pd: $(MOONCAKE)/.installed
+# Prefill and decoding in two servers, over Mooncake's TCP transport. Its library loads libibverbs for TCP too.
+test-pd: export PYTHONPATH := $(WHEELS)/mooncake
+test-pd: $(WHEELS)/mooncake/.installed
 	ldconfig -p | grep -q libibverbs.so.1 || { $(SUDO) apt-get -q update && $(SUDO) apt-get -q install --yes libibverbs1; }
 	$(BIN)/python -c 'import mooncake.engine'  # or the tests would be skipped
 	$(BIN)/pytest -q -n 0 -m slow tests/serving/test_disaggregation.py
+
+# The server tests of SGLang's wheel, against DFLASH and plain decoding: hours. ROWS: some of tests/kits.
+test-sglang: $(WHEELS)/kits/.installed
+	PYTHONPATH=$(WHEELS)/kits:$$PYTHONPATH $(BIN)/python -m tests.kits $(ROWS) $(if $(OUT),--out $(OUT))
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real

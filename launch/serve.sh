@@ -66,7 +66,6 @@ print((m.gpu_named(sys.argv[1]) if sys.argv[1] else m.find_gpu() or m.CPU).name)
 fi
 
 COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
-if [[ $PAIR_NAME != demo ]]; then COMMAND+=(--trust-remote-code); fi
 # A variable sets a server flag, or a variable in the server's environment; an empty one sets nothing.
 while read -r variable flag meaning; do
     name=${variable#SGLANG_DFLASH_}

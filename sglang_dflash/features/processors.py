@@ -6,6 +6,7 @@ rejected draft.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -44,6 +45,7 @@ class Processors(Feature):
 
     def start(self, batch: ScheduleBatch) -> None:
         """Start a prefill's requests; complete the ``output_ids`` of the others in a mixed batch."""
+        _leave_out_chunk(batch)
         processed, rows = dict(_processed(batch)), fresh_rows(batch)
         fresh = [processed.pop(row) for row in rows if row in processed]
         self._generated.update((req, list(req.output_ids)) for req in fresh)
@@ -127,3 +129,16 @@ def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
     if batch.sampling_info.has_custom_logit_processor:
         for entry in batch.sampling_info.custom_logit_processor.values():
             yield from ((row, batch.reqs[row]) for row in entry.rows)
+
+
+def _leave_out_chunk(batch: ScheduleBatch) -> None:
+    """Call no processor for a prompt's chunk, except the last: the scheduler drops the token that it samples."""
+    info = batch.sampling_info
+    if batch.chunked_req is None or not info.has_custom_logit_processor:
+        return
+    left = {}
+    for key, entry in info.custom_logit_processor.items():
+        if rows := [row for row in entry.rows if batch.reqs[row] is not batch.chunked_req]:
+            indices = async_h2d(rows, dtype=torch.int64, device=entry.indices.device)
+            left[key] = dataclasses.replace(entry, rows=rows, indices=indices)
+    info.custom_logit_processor = left

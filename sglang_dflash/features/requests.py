@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarObject
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_exec
+from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
@@ -41,15 +42,16 @@ def refuse_request(_: Callable[..., str | None], req: Any, enable_overlap: bool)
     return str(refusal)
 
 
+def refuse_mask(original: Callable[..., str | None], req: Any, spec_algorithm: Any) -> str | None:
+    """Hook around ``validate_spec_sampling_mask_request``, which also refuses what SGLang's own worker lacks."""
+    return original(req, spec_algorithm) if SIMULATE_ACC_LEN > 0 else None
+
+
 def _refusals(req: Any) -> Iterator[DFlashError]:
-    lacking = {
-        "return_sampling_mask": req.return_sampling_mask and "token sets after filtering are not kept per position",
-        f"{FIELD}: {TARGET_LAYERS}": wants_target_layers(req) and not current.worker.plan.drafts and "no drafter",
-    }
-    for feature, reason in lacking.items():
-        if reason:
-            problem, expected = f"{feature} is not available under DFLASH: {reason}", f"a request without {feature}"
-            yield DFlashError(problem, expected, remedy="send it to a server without --speculative-algorithm")
+    if wants_target_layers(req) and not current.worker.plan.drafts:
+        feature = f"{FIELD}: {TARGET_LAYERS}"
+        problem, expected = f"{feature} is not available under DFLASH: no drafter", f"a request without {feature}"
+        yield DFlashError(problem, expected, remedy="send it to a server without --speculative-algorithm")
     for value, expected in _unusable(req.sampling_params, req.vocab_size):
         yield DFlashError(value, expected=expected, remedy="correct it, or leave it out")
 
@@ -156,6 +158,7 @@ HOOKS = Hooks(
     before={"session.session_controller.Session._concat_token_arrays": forget_unseen_tokens},
     around={
         "speculative.dflash_utils.validate_dflash_request": refuse_request,
+        "speculative.spec_sampling_mask.validate_spec_sampling_mask_request": refuse_mask,
         "managers.schedule_batch.Req.update_finish_state": end_at_first_token,
         "session.streaming_session.StreamingSession.try_cache_finished_req": keep_streaming_turn,
     },

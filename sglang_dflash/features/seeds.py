@@ -10,12 +10,13 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.sampler import Sampler
+from sglang.srt.layers.sampler import Sampler, _SamplingMaskCapture
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows
 from sglang_dflash.ops import Noise, seeded_tokens
+from sglang_dflash.ops.reference.sampling import filter_probs
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -93,7 +94,7 @@ class SeededSampler(Sampler):
     ) -> Tensor:
         seeded = getattr(sampling_info, "seeds", None) is not None
         self._positions = positions if seeded else None
-        if return_logprob or not seeded:
+        if return_logprob or not seeded or sampling_info.sampling_mask_batch_indices is not None:
             asked = top_logprobs_nums, token_ids_logprobs, positions
             tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *asked, **others)
             return tokens
@@ -115,6 +116,16 @@ class SeededSampler(Sampler):
         self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
     ) -> tuple[Tensor, Any]:
         if getattr(sampling_info, "seeds", None) is not None:
-            return self._drawn, None
+            rows = sampling_info.sampling_mask_batch_indices
+            return self._drawn, None if rows is None else self._support(probs[rows], sampling_info, rows)
         drawn: tuple[Tensor, Any] = super()._sample_from_probs(probs, sampling_info, positions, simple_sampling_case)
         return drawn
+
+    def _support(self, probs: Tensor, info: Any, rows: Tensor) -> _SamplingMaskCapture:
+        """Capture what ``return_sampling_mask`` returns of ``rows`` [n]: the tokens that may be drawn, with ``probs``
+        [n, V]."""
+        top_ks, drawn = info.top_ks[rows], self._drawn[rows, None]
+        weights = filter_probs(probs, top_ks, info.top_ps[rows], info.min_ps[rows])
+        # rounding at a filter's edge, or equal logits of a greedy row, must not exclude the drawn token
+        weights = weights.masked_fill((top_ks == 1)[:, None], 0).scatter(1, drawn, probs.gather(1, drawn))
+        return _SamplingMaskCapture(weights, None, None, rows)

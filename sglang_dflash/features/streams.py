@@ -20,6 +20,7 @@ LENGTHS = "sglang_dflash_lengths"  # in a message's ``customized_info``: per req
 
 _FLAGS = ("no_stop_trim", "skip_special_tokens", "spaces_between_special_tokens")
 _DECODED = ("rids", "decoded_texts", "read_offsets", *_FLAGS)
+_COUNTS = "completion_tokens", "output_token_logprobs_length", "output_token_sampling_mask_length"
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -144,7 +145,7 @@ class _Cutter:
         start, meta, state = self._sent if self._incremental else 0, {**answer["meta_info"]}, self._state
         if n < meta["completion_tokens"]:
             meta |= {"finish_reason": None, "reasoning_tokens": min(meta.get("reasoning_tokens", 0), n)}
-            meta |= {key: n for key in ("completion_tokens", "output_token_logprobs_length") if key in meta}
+            meta |= {key: n for key in _COUNTS if key in meta}
             states = meta.pop("hidden_states", None)
             if states and self._obj.return_hidden_states is True:
                 meta["hidden_states"] = states[:n]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 _SIMULATED = 100  # the token that SGLang's worker commits
+_MASK_ROWS = "sampling_mask_batch_indices", "sampling_support_logprobs_capture_indices"
 
 
 class Accept(Feature):
@@ -72,6 +73,9 @@ class Accept(Feature):
         if SIMULATE_ACC_LEN > 0:
             simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN)
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
+        if mask := step.verified.logits_output.sampling_mask_output:
+            mask.map_device_tensors(lambda values: values.unflatten(0, (-1, step.width)))
+            mask.num_accept_tokens = step.accepted.accept_lens[step.batch.sampling_info.sampling_mask_batch_indices]
 
     def target_tokens(self, step: Step) -> Tensor:
         """Return the target's token after each block position, int64 [bs, w]."""
@@ -161,13 +165,16 @@ def without_processors(info: SamplingBatchInfo) -> SamplingBatchInfo:
 
 def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     """Repeat bs requests' sampling parameters for bs * width rows."""
-    if info.is_all_greedy:
+    indices = {name: rows for name in _MASK_ROWS if (rows := getattr(info, name)) is not None}
+    if info.is_all_greedy and not indices:
         return info
     seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
     *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
     repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
     if info.sampling_seed is not None:
         repeated["sampling_seed"] = seeds
+    for name, rows in indices.items():
+        repeated[name] = (rows[:, None] * width + torch.arange(width, device=rows.device)).flatten()
     block = dataclasses.replace(info, **repeated)
     if info.sampling_seed is None:
         block.seeds = seeds

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from sglang_dflash.check import machine
 from sglang_dflash.check.flags import check_unread, parse, sglang_parser
+from sglang_dflash.check.published import published_pairs
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
 from sglang_dflash.plan.settings import READ, flag_of
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
+from tests.fuzz.test_model_files import FILES
 from tests.fuzz.values import FLOATS, INTEGERS, fuzz
 from tests.support.broken_pairs import Broken, write_pair
 
@@ -31,6 +33,9 @@ WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_cha
 ARGV = st.lists(st.sampled_from(FLAGS) | st.builds("{}={}".format, st.sampled_from(FLAGS), WORD) | WORD, max_size=9)
 VARIABLES = ["SGLANG_DFLASH_STATE_REPLAY", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
 VARIABLES += ["SGLANG_DFLASH", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
+FOLDER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=20).filter(
+    lambda name: name not in (".", "..", "target")
+)
 HYBRID = {"model_type": "qwen3_next", "full_attention_interval": 4, "linear_conv_kernel_dim": 4}
 HYBRID |= {f"linear_{each}": 4 for each in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim")}
 
@@ -53,6 +58,21 @@ def test_a_command(tmp_path: Path, words: list[str]) -> None:
         parser.parse_known_args(words)
     with judged(tmp_path):
         raise_first_error(check(tmp_path / "pair", *words, **HYBRID))
+
+
+@fuzz
+@given(data=st.data())
+def test_a_folder(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Several files at once, under any name, through the whole check."""
+    name = data.draw(st.sampled_from([card["drafter"] for card in published_pairs().values()]) | FOLDER_NAMES)
+    folder = tmp_path_factory.mktemp("folder")
+    write_pair(folder, Broken("", ""))
+    drafter = (folder / "drafter").rename(folder / Path(name).name)
+    for file in data.draw(st.sets(st.sampled_from(sorted(FILES)), max_size=3)):
+        (drafter / file).write_bytes(data.draw(FILES[file][1]))
+    with judged(folder):
+        args, _ = parse([], target=str(folder / "target"), drafter=str(drafter))
+        raise_first_error(preflight(args, machine.GPUS["h100"]).findings)
 
 
 @fuzz

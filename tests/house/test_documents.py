@@ -41,7 +41,7 @@ RESULTS_GPU = ROOT / "docs/results/gpu.md"
 TROUBLES = ROOT / "docs/troubleshooting.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 RESULTS = sorted((ROOT / "docs/results").glob("*.md"))
-OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")]
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "patches/README.md")]
 PAGES = [README, *GUIDES, *RESULTS, *OTHERS, ROOT / "lab/README.md", ROOT / "cpu_platform/README.md"]
 TEXT = {page: page.read_text() for page in PAGES}
 TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()

@@ -46,6 +46,7 @@ def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str) -> None:
     assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
     assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
     expected = flags(modernise_argv(card(name).arguments)[0])
+    expected.pop("--trust-remote-code", None)  # SGLang has the code of every pair
     if "--enable-flashinfer-allreduce-fusion" in expected:  # deprecated: SGLang maps it to this
         del expected["--enable-flashinfer-allreduce-fusion"]
         expected["--flashinfer-allreduce-fusion-backend"] = "auto"

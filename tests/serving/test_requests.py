@@ -17,7 +17,7 @@ from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
-from tests.support.prompts import corpus
+from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server, strict, with_plugin
 
 pytestmark = pytest.mark.engine
@@ -141,11 +141,32 @@ def test_sampled_log_probabilities_are_those_of_the_law_before_filters(dflash_hy
         assert by_token[token] == pytest.approx(value, abs=1e-6)
 
 
-def test_what_cannot_be_returned_is_refused_by_name(dflash_hybrid: Server) -> None:
-    params = {"temperature": 0, "max_new_tokens": 4}
-    response = raw(dflash_hybrid, corpus(PAIR, 1), params, return_sampling_mask=True)
-    assert response.status_code == 400
-    assert "return_sampling_mask" in response.text and "Fix: " in response.text
+def test_sampling_masks_are_plain_decodings(server: Server, plain_hybrid: Server) -> None:
+    """Plain decoding draws other tokens, so it returns the mask of each position after the tokens before it.
+
+    Requests with a mask, greedy and sampled, share a batch with others.
+    """
+    filters = [{"top_k": 1}, {"top_k": 12, "top_p": 0.97}, {"top_k": 40, "min_p": 0.01}, {"top_p": 0.9}]
+    params = [{"temperature": 1.5, "max_new_tokens": NEW_TOKENS, "sampling_seed": 3, **each} for each in filters]
+    body = {"return_sampling_mask": [True, True, True, False]}
+    body["sampling_logprobs_mode"] = ["selected", "support", "selected", None]
+    asked = [*corpus(PAIR, 1), *random_prompts(PAIR, 3)]
+    found, wide = answers(server, asked, params, **body), 0
+    assert "output_token_sampling_mask" not in found[3]["meta_info"]
+    for i, (prompt, answer) in enumerate(zip(asked[:3], found[:3], strict=True)):
+        text, meta = answer["output_ids"], answer["meta_info"]
+        masks, logprobs = meta["output_token_sampling_mask"], meta["output_token_sampling_logprobs"]
+        assert meta["output_token_sampling_mask_length"] == len(masks) == len(logprobs) == len(text)
+        prompts = [[*prompt, *text[:n]] for n in range(len(text))]
+        support = {"return_sampling_mask": True, "sampling_logprobs_mode": "support"}
+        each = [a["meta_info"] for a in answers(plain_hybrid, prompts, {**params[i], "max_new_tokens": 1}, **support)]
+        assert masks == [meta["output_token_sampling_mask"][0] for meta in each]
+        for token, mask, mine, theirs in zip(text, masks, logprobs, each, strict=True):
+            (all_logprobs,) = theirs["output_token_sampling_logprobs"]
+            expected = all_logprobs if i == 1 else all_logprobs[mask.index(token)]
+            assert mine == pytest.approx(expected, abs=1e-4)
+        wide += sum(len(mask) > 1 for mask in masks)
+    assert wide > 20 and len(found[0]["output_ids"]) > found[0]["meta_info"]["spec_verify_ct"] + 1
 
 
 # Each once ended the scheduler; and good ones, though no token has the second stop token's number.
@@ -170,7 +191,7 @@ def test_hostile_parameters_are_refused_by_name_and_their_neighbours_answered(df
         assert answer.status_code == 400 and "Fix: " in answer.text and next(iter(params)) in answer.text
 
 
-# SGLang calls a processor for every chunk of a prompt, and for a token that a retraction drops: its state then differs.
+# SGLang calls a processor for a token that a retraction drops: its state then differs.
 STATELESS = tuple(case for case in CASES if case != "custom processor with state")
 
 
@@ -179,7 +200,7 @@ STATELESS = tuple(case for case in CASES if case != "custom processor with state
     "arguments, environment, cases",
     [
         (("--disable-overlap-schedule",), {}, CASES),
-        (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}, STATELESS),
+        (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), {}, CASES),
         (("--speculative-draft-window-size", "64", *RANDOM_WIDTHS), {}, CASES),
         ((), {"SGLANG_TEST_RETRACT": "1"}, STATELESS),
         ((), strict(), CASES),
