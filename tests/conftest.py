@@ -14,6 +14,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import torch
 from hypothesis import settings
 
 from sglang_dflash_lab.bench.server import free_port
+from tests.serving.matrix import Record
 from tests.support.generation import assert_nothing_leaked
 from tests.support.servers import (
     FEATURES,
@@ -41,7 +43,10 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-LONG = {"test_triton.py"}
+# Long, and not repeated once they have passed with the same files.
+KERNELS = {"test_triton.py", "test_exact_kernels.py", "test_exact_alignment.py"}
+OF_KERNELS = ("tests/ops", "tests/states", "tests/support", "tests/rehearsal", "tests/fixtures/cards")
+PASSED = Record(Path(__file__).parents[1] / ".cache/kernels.jsonl", "sglang_dflash", *OF_KERNELS)
 
 
 def lasting_fixtures(item: Any) -> set[str]:
@@ -67,7 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in LONG)
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in KERNELS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.path.name in KERNELS and item.nodeid.partition("@")[0] in PASSED.results():
+        pytest.skip("passed with the same files; to repeat it, remove .cache/kernels.jsonl")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed and Path(report.location[0]).name in KERNELS:
+        PASSED.add(report.nodeid.partition("@")[0], round(report.duration, 1))  # without pytest-xdist's group
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ pytest.importorskip("triton")
 
 from packaging.version import Version
 from triton.knobs import NvidiaTool
+from triton.runtime.jit import JITFunction
 
 from sglang_dflash import states
 from sglang_dflash.ops import Noise, kernels
@@ -26,7 +28,7 @@ from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops import published
 from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, interpreted, tensor
-from tests.ops.published import STEPS, launch_ours, rank_shapes, table
+from tests.ops.published import STEPS, RankShapes, launch_ours, rank_shapes, table
 from tests.support.gdn_replay import Blocks
 
 SHAPES = rank_shapes(tp_sizes=(1, 8))
@@ -55,7 +57,10 @@ def test_a_verify_convolves_as_sglangs_kernels() -> None:
     interpreted("states/convolution_cases.py")
 
 
-def test_nothing_is_compiled_for_another_batch_or_width() -> None:
+def test_nothing_is_compiled_for_another_batch_or_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's keys: nothing is compiled here."""
+    compiled = SimpleNamespace
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: compiled(hash=(self.fn.__name__, key)))
     for shapes in SHAPES:
         with compiled_for(90) as launches:
             launch_ours(shapes, bs=1, width=4)
@@ -76,12 +81,19 @@ ON_PATH = NvidiaTool.from_path("ptxas")
 OTHER = [ON_PATH.path] if ON_PATH and Version(ON_PATH.version) >= Version("13") else []
 
 
+EVERY = pytest.param([*product(SHAPES, STEPS)], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("turns", [[*zip(SHAPES, cycle(STEPS), strict=False)], EVERY], ids=["one step", "every step"])
 @pytest.mark.parametrize(("capability", "ptxas"), [*product(CARDS, [None]), *product(sorted(set(CARDS) - {90}), OTHER)])
-def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(capability: int, ptxas: str | None) -> None:
-    for step, (width, block) in STEPS.items():
+def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(
+    capability: int, ptxas: str | None, turns: list[tuple[RankShapes, str]]
+) -> None:
+    """Of each shape one step, in turn; of all, every step."""
+    for shapes, step in turns:
+        width, block = STEPS[step]
         with compiled_for(capability, ptxas) as launches:
-            for shapes in SHAPES:
-                launch_ours(shapes, bs=512, width=width, block=block)
+            launch_ours(shapes, bs=512, width=width, block=block)
         assert {launch.kernel for launch in launches} == KERNELS
         for launch in launches:
             usage = launch.usage

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -40,12 +41,8 @@ FLAGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU platform loads them with every arguments, and they replace SGLang's kernels in this process."""
-    monkeypatch.setattr("sglang_dflash_cpu.platform.load_plugins", lambda: None)
-
-
+# Resolving arguments would load the CPU platform's plugins, which replace SGLang's kernels in this process.
+@patch("sglang_dflash_cpu.platform.load_plugins", lambda: None)
 def sglangs(folder: Path, tp: int, **fields: Any) -> tuple[Any, int]:
     """SGLang's division of ``FREE`` bytes between K/V pools, and the bytes of a recurrent state."""
     spec = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": BLOCK, "page_size": PAGE}

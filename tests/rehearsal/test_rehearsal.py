@@ -22,7 +22,10 @@ from tests.rehearsal.scenarios import (
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("whole", [SCENARIOS[0], one_forward(SCENARIOS[0])], ids=["SGLang's graphs", "our graphs"])
+OUR_GRAPHS = pytest.param(one_forward(SCENARIOS[0]), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("whole", [SCENARIOS[0], OUR_GRAPHS], ids=["SGLang's graphs", "our graphs"])
 def test_the_gpu_path_answers_as_the_torch_platform_does(whole: Scenario) -> None:
     """The first scenario with two requests; when one is left, its graph has a row of padding."""
     scenario = replace(

@@ -137,19 +137,24 @@ MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS, *KEPT)
 
 
 class Record:
-    """Finished cells by name, each with a result, in a file of JSON lines that several processes may append to."""
+    """Finished cells by name, each with a result, in a file of JSON lines that several processes may append to.
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    Args:
+        folders: whose files a result depends on, from the repository's root; default: the package.
+    """
+
+    def __init__(self, file: Path, *folders: str) -> None:
+        self._file, self._folders = file, folders or ("sglang_dflash",)
 
     @cached_property
     def key(self) -> str:
-        """What a result holds for: every file of the package, SGLang's version, and the stored accept lengths."""
-        package = Path(sglang_dflash.__file__).parent
-        digest = hashlib.sha256(importlib.metadata.version("sglang").encode() + FIGURES.read_bytes())
-        for path in sorted(package.rglob("*")):
+        """What a result holds for: the folders' files, versions, and the stored accept lengths."""
+        versions = " ".join(map(importlib.metadata.version, ("sglang", "torch", "triton")))
+        digest = hashlib.sha256(versions.encode() + FIGURES.read_bytes())
+        root = Path(sglang_dflash.__file__).parents[1]
+        for path in sorted(path for folder in self._folders for path in (root / folder).rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
         return digest.hexdigest()[:16]
 
     def results(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from tests.support.servers import (
     worker_info,
 )
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK, EOS, MASK = 8, 2, 3  # tokens of the tiny pairs' tokenizer, which has 1,024
 VISION_TOKENS = {
@@ -321,7 +321,6 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("case", OTHERWISE)
 def test_served_otherwise(case: str, tmp_path: Path) -> None:
