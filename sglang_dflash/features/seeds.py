@@ -42,16 +42,16 @@ class Seeds(Feature):
             seeds = [self._seed(batch.reqs[i]) for i in fresh]
             indices, values = async_h2d([fresh, seeds], dtype=torch.int64, device=self._slots.device)
             self._slots[batch.req_pool_indices.long()[indices]] = values
-        self.mark(batch)
+        self.attach(batch)
 
-    def mark(self, batch: ScheduleBatch) -> None:
+    def attach(self, batch: ScheduleBatch) -> None:
         """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
         rows, info = batch.req_pool_indices, batch.sampling_info
         info.seeds = None
         if _draws(info):
             info.seeds = self.noise.seeds[: len(batch.reqs)] if rows is self._shared else self._slots[rows.long()]
 
-    def share(self, batch: ScheduleBatch) -> None:
+    def publish_noise(self, batch: ScheduleBatch) -> None:
         """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy.
 
         In deterministic mode SGLang's sampler draws with the same hash, but hashes ranks instead of tokens if any

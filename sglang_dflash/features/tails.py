@@ -26,8 +26,7 @@ Slots = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tail:
-    """Slots of the tokens before ``end``, as many as a block after it can see, oldest first; the last ``new`` are to be
-    written."""
+    """Slots of the visible tokens before ``end``, oldest first. The last ``new`` are unwritten."""
 
     end: int
     slots: Slots

@@ -52,5 +52,5 @@ class CandidateSelector(nn.Module):
         rows, shape = hidden.flatten(0, 1), (*hidden.shape[:2], -1)
         unary, candidates = vocabulary.top_k(rows, self._top_k)
         candidates, unary, gates = (x.view(shape) for x in (candidates, unary, self.hidden_projection(rows)[0]))
-        pairs = gates, self.predecessor_codebook, self.successor_codebook
-        return walk_candidates(candidates, unary, anchors, positions, noise, pairs)
+        codebooks = gates, self.predecessor_codebook, self.successor_codebook
+        return walk_candidates(candidates, unary, anchors, positions, noise, codebooks)

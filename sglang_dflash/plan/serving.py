@@ -20,7 +20,7 @@ from sglang_dflash.plan.states import record_length, snapshot_grid, state_dtype,
 from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
-TURN = 1024  # tokens that a conversation's tails span in addition to a window
+CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class DraftWindow:
         return start - start % self.page
 
     def tail_slots(self, context: int) -> int:
-        """Return the slots per request for tails: of prefixes of one text, which share tokens, or of up to four."""
+        """Return the slots per request for tails: one window, plus up to 1,024 tokens for other prefixes."""
         one = min(self.tokens, context + self.block) + self.page - 1
-        return one + min(3 * one, TURN) if self.cached else 0
+        return one + min(3 * one, CONVERSATION) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
         """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.

@@ -29,7 +29,7 @@ class RecurrentCommit(Feature):
     ``replays``: the verify records writes instead of keeping states.
     """
 
-    every_size = False  # whether a commit is compiled for each batch size
+    compiles_every_batch = False  # whether a commit is compiled for each batch size
     state_table: Tensor | None = None  # by request row; None for a target without recurrent states
 
     def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,12 +63,10 @@ class DraftState(SpecInput):
         self.committed_cpu = [req.kv.kv_committed_len for req in batch.reqs]
         page_size = batch.token_to_kv_pool_allocator.page_size
         blocks = get_alloc_reserve_per_decode()
-        for reserve in (blocks // 2 + self.in_flight, blocks):
-            current, reserved, missing = page_aligned_decode_alloc_lens(
-                batch.reqs, reserve=reserve, page_size=page_size
-            )
-            if not missing or reserve == blocks:
-                break
+        lengths = partial(page_aligned_decode_alloc_lens, batch.reqs, page_size=page_size)
+        current, reserved, missing = lengths(reserve=blocks // 2 + self.in_flight)
+        if missing:  # allocate for the step after next too
+            current, reserved, missing = lengths(reserve=blocks)
         # Near the context limit two blocks can exceed the slot table: clamp. Every token that can still be committed
         # fits.
         columns = batch.req_to_token_pool.req_to_token.shape[1]

@@ -167,9 +167,9 @@ class SurvivalByMatch:
         return mean
 
     def _if_always(self, survival: Survival, path: int) -> list[float]:
-        # If a draft were right in any block or in none, one step of `path` would replace sum(ends[::width]) steps of
-        # `width`: ends[k] is the share of blocks with k to k + path - 1 right drafts. But drafts near the anchor are
-        # better, so narrower blocks yield at least what the survival predicts; so do wider ones that copy.
+        # Steps of `width` yield tokens[path] / sum(ends[::width]) if a draft is right in every block or in none;
+        # ends[k] is the share of blocks with k to k + path - 1 right drafts. It is a lower bound for narrower blocks, as
+        # drafts near the anchor are better, and an upper bound for wider ones, unless they copy.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width

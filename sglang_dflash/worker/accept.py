@@ -107,7 +107,7 @@ class Accept(Feature):
 
         wants = [batch.top_logprobs_nums, batch.token_ids_logprobs] if batch.return_logprob else [[], []]
         top_logprobs_nums, token_ids_logprobs = ([x for x in want for _ in range(width)] for want in wants)
-        self.seeds.mark(batch)
+        self.seeds.attach(batch)
         processed, chosen = without_processors(info), list[Tensor]()
         if processed is not info:
             reachable = logits[:, : step.state.room]

@@ -55,7 +55,7 @@ class Draft:
             step.draft_kv = self._rings.view(step.target_kv, step.positions, step.batch, translator)
         if step.width == 1:
             return
-        self._seeds.share(step.batch)
+        self._seeds.publish_noise(step.batch)
         output, bs = self._forward(step), len(step.tokens)
         # a graph pads the batch and overwrites its outputs
         margins = None if output.margins is None else output.margins[:bs]
@@ -167,7 +167,7 @@ class Inject:
             self._waiting, self._plain = self._waiting + tokens, self._plain or step.width == 1
 
     def before_draft(self, rows: int) -> bool:
-        """Inject what the drafter's forward of ``rows`` tokens, padding included, does not inject itself.
+        """Write the waiting tokens that a graph of ``rows`` tokens, padding included, has no rows for.
 
         It injects any request's tokens, as many as it has rows. See :meth:`catch_up`.
         """

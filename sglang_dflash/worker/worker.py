@@ -251,7 +251,7 @@ class DFlashWorker(BaseSpecWorker):
             self.width.at = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds
-        first_calls = FirstCalls(plan, target, self._inject, self.dummy_step, self._states.every_size)
+        first_calls = FirstCalls(plan, target, self._inject, self.dummy_step, self._states.compiles_every_batch)
         first_calls.run(widths, self.width.at)
         self.width.policy = width_policy(plan, widths, target, self.dummy_step)  # once kernels are compiled
         if isinstance(self._inject, Inject):

@@ -61,7 +61,7 @@ def test_a_request_keeps_its_seed_and_one_without_draws_by_a_random_one() -> Non
     ranks = [new_seeds(), new_seeds()]
     for seeds in ranks:
         seeds.start(batch_of(params, [None, -5, None], rows=[4, 1, 2]))
-        seeds.mark(batch_of(params, [None, -5, None], rows=[4, 1, 2]))
+        seeds.attach(batch_of(params, [None, -5, None], rows=[4, 1, 2]))
     drawn = params.seeds.tolist()
     assert drawn[1] == -5 and len(set(drawn)) == 3 and min(drawn[0], drawn[2]) > 1 << 32
     assert torch.equal(*(seeds._slots for seeds in ranks))
@@ -69,7 +69,7 @@ def test_a_request_keeps_its_seed_and_one_without_draws_by_a_random_one() -> Non
 
     # In a mixed batch two decode; the first is new in a row that another request had.
     ranks[0].start(batch_of(params, [None, None, -5], rows=[2, 4, 1], decode=2))
-    ranks[0].mark(batch_of(params, [None, None, -5], rows=[2, 4, 1]))
+    ranks[0].attach(batch_of(params, [None, None, -5], rows=[2, 4, 1]))
     again = params.seeds.tolist()
     assert again[1:] == [drawn[0], -5] and again[0] != drawn[2]
     assert for_block(params, 2).seeds.tolist() == [seed for seed in again for _ in range(2)]
@@ -86,7 +86,7 @@ def started(seeds: Seeds, params: SamplingBatchInfo, rows: Sequence[int]) -> tor
 def test_rows_that_sglang_draws_itself_are_not_marked(greedy: bool, sglangs: torch.Tensor | None) -> None:
     params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
     params.seeds = "of the step before"
-    new_seeds().mark(batch_of(params, [7, None], rows=[1, 2]))
+    new_seeds().attach(batch_of(params, [7, None], rows=[1, 2]))
     assert params.seeds is None
 
 
@@ -99,22 +99,22 @@ def test_the_drafter_reads_how_the_target_draws_once_per_change_of_the_batch() -
     deterministic = {"sampling_seed": torch.tensor([8, 9]), **tokens}
     for changes, expected in (({"sampling_seed": None}, [7, -5]), (deterministic, [8, 9])):
         batch.req_pool_indices, batch.sampling_info = batch.req_pool_indices.clone(), info(2, **changes)
-        seeds.share(batch)
+        seeds.publish_noise(batch)
         params = batch.sampling_info
         given = torch.tensor(expected), params.temperatures.view(-1), params.top_ks, params.top_ps, params.min_ps
         for shared, value in zip(seeds.noise, given, strict=True):
             assert torch.equal(shared[:2], value.to(shared.dtype))
-        seeds.mark(batch)
+        seeds.attach(batch)
         assert params.sampling_seed is not None or params.seeds.data_ptr() == memory[0], "a launch for the same seeds"
     batch.sampling_info = info(2, sampling_seed=torch.tensor([1, 2]))
-    seeds.share(batch)
+    seeds.publish_noise(batch)
     assert seeds.noise.seeds[:2].tolist() == [8, 9] and (seeds.noise.top_ks[:2] != 1).any()
-    seeds.share(batch_of(batch.sampling_info, [None, None], rows=[4, 1]))  # hashes ranks
+    seeds.publish_noise(batch_of(batch.sampling_info, [None, None], rows=[4, 1]))  # hashes ranks
     assert (seeds.noise.top_ks == 1).all()
-    seeds.share(batch_of(greedy, [None, None], rows=[2, 3]))
+    seeds.publish_noise(batch_of(greedy, [None, None], rows=[2, 3]))
     assert (seeds.noise.top_ks == 1).all() and memory == [each.data_ptr() for each in seeds.noise]
     seeds.noise.top_ks[0] = 9
-    seeds.share(batch_of(greedy, [None], rows=[5]))
+    seeds.publish_noise(batch_of(greedy, [None], rows=[5]))
     assert seeds.noise.top_ks[0] == 9, "a copy for one greedy batch after another"
 
 

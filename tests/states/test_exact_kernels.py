@@ -228,7 +228,7 @@ def test_the_start_launches_the_commit_of_every_batch(
             commit.drafted(done)
             commit.advance(done)
 
-        calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.every_size)
+        calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.compiles_every_batch)
         calls.run((2,), lambda width: nullcontext())
         at_start = {launch.key for launch in launches}
         for bs in range(1, 49):

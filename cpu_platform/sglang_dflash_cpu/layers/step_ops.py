@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sglang_dflash.ops import Noise, token_hash
 from sglang_dflash.ops.reference import model
-from sglang_dflash.ops.reference.model import Pairs
+from sglang_dflash.ops.reference.model import Codebooks
 from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
 
 _EDGES = 2.0 ** np.arange(-1, MARGIN_EDGES - 1)
@@ -111,13 +111,13 @@ def walk_candidates(
     anchors: Tensor,
     positions: Tensor,
     noise: Noise | None = None,
-    pairs: Pairs | None = None,
+    codebooks: Codebooks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`sglang_dflash.ops.reference.model.walk_candidates`; sums may differ in the last bits."""
     sampled = noise is not None and bool((noise.top_ks.numpy() != 1).any())
-    if sampled or pairs is None:
-        return model.walk_candidates(candidates, unary, anchors, positions, noise if sampled else None, pairs)
-    gates, predecessors, successors = pairs
+    if sampled or codebooks is None:
+        return model.walk_candidates(candidates, unary, anchors, positions, noise if sampled else None, codebooks)
+    gates, predecessors, successors = codebooks
     before, after = (codebook[candidates].float().numpy() for codebook in (predecessors, successors))
     last, gate, scores = predecessors[anchors].float().numpy(), gates.float().numpy(), unary.numpy().copy()
     best, each = np.empty(candidates.shape[:2], dtype=np.int64), np.arange(len(candidates))

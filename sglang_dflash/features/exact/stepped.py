@@ -63,7 +63,7 @@ HOOKS = verify.hooks(step_verify)
 class SteppedCommit(RecurrentCommit):
     """Repeats plain decoding's steps over the accepted tokens of a replay."""
 
-    every_size = True  # step_commit divides by 2 or more
+    compiles_every_batch = True  # step_commit divides by 2 or more
 
     def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
         super().__init__(target_worker, replays=replays)

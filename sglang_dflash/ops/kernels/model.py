@@ -139,7 +139,7 @@ def choose(scores, ids, row, request, place, noise, tokens, leads, UNSURE: tl.co
 # Triton specialises the tensors of a tuple: those of the noise are the first entries of whole memory, so aligned
 @triton.jit(do_not_specialize=["anchors", "places", "anchor_stride", "place_stride", "positions"])
 def walk_candidates_kernel(
-    candidates, unary, anchors, places, noise, pairs, tokens, leads, anchor_stride, place_stride, positions,
+    candidates, unary, anchors, places, noise, codebooks, tokens, leads, anchor_stride, place_stride, positions,
     UNSURE: tl.constexpr, TOP_K: tl.constexpr, RANK: tl.constexpr, CHOICES: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
@@ -150,8 +150,8 @@ def walk_candidates_kernel(
         row = request * positions + position
         ids = tl.load(candidates + row * TOP_K + choice, mask=is_choice, other=0)
         scores = tl.load(unary + row * TOP_K + choice, mask=is_choice, other=float("-inf"))
-        if pairs is not None:
-            gates, predecessors, successors = pairs
+        if codebooks is not None:
+            gates, predecessors, successors = codebooks
             mask = is_choice[:, None] & in_rank[None, :]
             after = tl.load(successors + ids[:, None] * RANK + lane[None, :], mask=mask, other=0.0).to(tl.float32)
             gate = tl.load(gates + row * RANK + lane, mask=in_rank, other=0.0).to(tl.float32)
@@ -161,17 +161,17 @@ def walk_candidates_kernel(
         last = choose(scores, ids, row, request, place + position, noise, tokens, leads, UNSURE, CHOICES)
 
 
-def walk_candidates(candidates, unary, anchors, positions, noise=None, pairs=None):
-    assert_dense(candidates, unary, *(noise or ()), *(pairs or ()))
+def walk_candidates(candidates, unary, anchors, positions, noise=None, codebooks=None):
+    assert_dense(candidates, unary, *(noise or ()), *(codebooks or ()))
     bs, n, top_k = candidates.shape
     assert noise is None or min(map(len, noise)) >= bs, "a request without noise"
-    rank = 0 if pairs is None else pairs[1].shape[1]
+    rank = 0 if codebooks is None else codebooks[1].shape[1]
     tokens, leads = candidates.new_empty(bs, n), unary.new_empty(bs, n)
     choices, lanes = triton.next_power_of_2(top_k), triton.next_power_of_2(max(1, rank))
     if bs:
-        # without pairs no position waits for the one before
-        walk_candidates_kernel[(bs, 1 if pairs else n)](
-            candidates, unary, anchors, positions, noise and tuple(noise), pairs, tokens, leads, anchors.stride(0),
+        # without codebooks no position waits for the one before
+        walk_candidates_kernel[(bs, 1 if codebooks else n)](
+            candidates, unary, anchors, positions, noise and tuple(noise), codebooks, tokens, leads, anchors.stride(0),
             positions.stride(0), n, UNSURE=UNSURE, TOP_K=top_k, RANK=rank, CHOICES=choices, LANES=lanes,
             num_warps=min(max(choices * lanes // 1024, 1), 16),
         )  # fmt: skip

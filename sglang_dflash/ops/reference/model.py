@@ -26,7 +26,7 @@ class Noise(NamedTuple):
     min_ps: Tensor
 
 
-Pairs = tuple[Tensor, Tensor, Tensor]
+Codebooks = tuple[Tensor, Tensor, Tensor]
 
 
 def norm_rope(
@@ -151,18 +151,18 @@ def walk_candidates(
     anchors: Tensor,
     positions: Tensor,
     noise: Noise | None = None,
-    pairs: Pairs | None = None,
+    codebooks: Codebooks | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a token per position, from left to right, by the candidates' scores.
 
     The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
-    r]``, in float32; without ``pairs``, ``unary[c]``. :func:`choose` chooses by the scores.
+    r]``, in float32; without ``codebooks``, ``unary[c]``. :func:`choose` chooses by the scores.
 
     Args:
         candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
         anchors, positions: int64 [bs], the token before the first position, and where it is in its sequence.
         noise: None chooses the best candidates only.
-        pairs: gates [bs, n, R], predecessors and successors [V, R].
+        codebooks: gates [bs, n, R], predecessors and successors [V, R].
 
     Returns:
         int64 [bs, n], the tokens (the first of equals), and float32 [bs, n], the leads of the best over the second,
@@ -170,11 +170,11 @@ def walk_candidates(
     """
     bs, n, k = candidates.shape
     places = positions[:, None] + torch.arange(n, device=positions.device)
-    if pairs is None:
+    if codebooks is None:
         repeated = noise and Noise(*(each.repeat_interleave(n) for each in noise))
         tokens, leads = choose(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
         return tokens.view(bs, n), leads.view(bs, n)
-    (gates, predecessors, successors), last, chosen = pairs, anchors, []
+    (gates, predecessors, successors), last, chosen = codebooks, anchors, []
     for i in range(n):
         key = predecessors[last].float() * gates[:, i].float()
         scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
@@ -187,8 +187,8 @@ def walk_candidates(
 def choose(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Choose a candidate per row, ``ids`` and ``scores`` [rows, K]: its token [rows], and the best one's lead [rows].
 
-    It is the best. Where that has a probability below ``UNSURE`` and its request samples, it is the one that the target
-    would draw at ``positions`` [rows] from these scores (:func:`~sglang_dflash.ops.reference.sampling.seeded_tokens`).
+    Take the best. If its probability is below ``UNSURE`` and the request samples, take the target's draw at
+    ``positions`` [rows] from these scores (:func:`~sglang_dflash.ops.reference.sampling.seeded_tokens`).
     """
     best = scores.argmax(1, keepdim=True)
     first = scores.gather(1, best)

@@ -67,8 +67,10 @@ def step_times(
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
     taken, deadline = dict[Cell, list[float]](), time.perf_counter() + seconds
-    for number, cell in enumerate([*(cell for cell in cells for _ in "12"), *compiled, *cells * (REPEATS - 2)]):
-        if number >= 2 * len(widths) + 4 and not group.broadcast_object(time.perf_counter() < deadline):
+    twice = [cell for cell in cells for _ in range(2)]  # a warm-up and a time
+    required = 2 * len(widths) + 4  # of one request, and the narrowest and widest block of the next batch size
+    for number, cell in enumerate([*twice, *compiled, *cells * (REPEATS - 2)]):
+        if number >= required and not group.broadcast_object(time.perf_counter() < deadline):
             break
         device.synchronize()
         start = time.perf_counter()

@@ -105,17 +105,22 @@ def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> Samplin
 class FirstCalls:
     """Launches every kernel that steps use outside CUDA graphs.
 
-    ``every_size``: a commit is compiled for each batch size, rounded up to a power of two.
+    ``every_batch``: a commit is compiled for each batch size, rounded up to a power of two.
     """
 
     def __init__(
-        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Step, every_size: bool = False
+        self,
+        plan: ServingPlan,
+        target: ModelRunner,
+        inject: Inject | NoDrafter,
+        step: Step,
+        every_batch: bool = False,
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
         # elsewhere 1, multiples of 16 and others are compiled separately
-        self._step_sizes = self._batch_sizes if every_size else [size for size in (1, 2, 16) if size <= most]
+        self._step_sizes = self._batch_sizes if every_batch else [size for size in (1, 2, 16) if size <= most]
 
     @timed("first calls")
     @torch.no_grad()
