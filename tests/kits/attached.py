@@ -53,7 +53,6 @@ class Attached(SpecEagleServerBase):
     kl_threshold, max_new_tokens, prefix_len, input_ids = 1e-4, 96, 384, PROMPT_IDS
     cache_chunk_size = 64
     abort_all_max_new_tokens, pause_num_requests, pause_max_new_tokens, pause_ignore_eos = 4000, 12, 1024, True
-    test_gsm8k = None
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -84,6 +83,8 @@ def main(url: str, model: str, pid: str, out: str, *kits: str) -> None:
         attached.base_url, attached.model, attached.pid = url, model, int(pid)
         attached.setUpClass()
         for test in unittest.defaultTestLoader.getTestCaseNames(attached):
+            if test == "test_gsm8k":  # a data set
+                continue
             random.seed(0)
             result = unittest.TestResult()
             attached(test).run(result)
