@@ -60,8 +60,9 @@ def all_kits(row: str, chosen: list[type], out: Path, *, plain: bool) -> Results
     folder, left, found = out / row / ("plain" if plain else "dflash"), list(chosen), Results()
     folder.mkdir(parents=True, exist_ok=True)
     start, more = (plain_server, ()) if plain else (dflash_server, ours)
-    lines, log = folder / "tests.jsonl", folder / "kits.log"
+    log = folder / "kits.log"
     while left:
+        lines = folder / f"tests-{len(left)}.jsonl"
         lines.write_text("")
         with start(pair, folder, *SMALL, *flags, *more, base=FEATURES) as server, log.open("a") as file:
             given = server.url, str(target_path(pair)), str(server.process.pid), str(lines)

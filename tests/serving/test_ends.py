@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import transformers
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import answers, flush, tokens
 from tests.support.prompts import corpus
-from tests.support.servers import Server
+from tests.support.servers import FEATURES, Server, dflash_server
 
 pytestmark = pytest.mark.engine
 
@@ -145,3 +146,22 @@ def test_a_session_continues_with_what_its_client_saw(
 ) -> None:
     ours, plain = (turns(each, kind, plain_hybrid, streaming=streaming) for each in (server, plain_hybrid))
     assert ours == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interval", [64, 256])
+def test_a_streaming_turn_recomputes_less_than_a_track_interval(interval: int, tmp_path: Path) -> None:
+    """Prints what ``docs/results/gdn-replay.md`` shows."""
+    rng, recomputed = random.Random(1), []
+    with dflash_server(PAIR, tmp_path, "--mamba-track-interval", str(interval), base=FEATURES) as server:
+        for _ in range(3):
+            session, held = server.post("/open_session", {"capacity_of_str_len": 100000, "streaming": True}).json(), 0
+            for _ in range(12):
+                ids = [rng.randrange(20, 900) for _ in range(rng.randrange(10, 60))]
+                params = {"temperature": 0, "max_new_tokens": rng.randrange(24, 80), "ignore_eos": True}
+                body = {"input_ids": ids, "sampling_params": params, "session_params": {"id": session}}
+                meta = server.post("/generate", body).json()["meta_info"]
+                recomputed += [held - meta["cached_tokens"]] if held else []
+                held = meta["prompt_tokens"] + meta["completion_tokens"]
+    print(f"{interval}: {sum(recomputed) / len(recomputed):.1f} tokens recomputed per turn, {max(recomputed)} at most")
+    assert 0 < max(recomputed) < interval
