@@ -168,8 +168,8 @@ class SurvivalByMatch:
 
     def _if_always(self, survival: Survival, path: int) -> list[float]:
         # Steps of `width` yield tokens[path] / sum(ends[::width]) if a draft is right in every block or in none, where
-        # ends[k] is the share of blocks with k to k + path - 1 right drafts. It is a lower bound for narrower blocks, as
-        # drafts near the anchor are better, and an upper bound for wider ones, unless they copy.
+        # ends[k] is the share of blocks with k to k + path - 1 right drafts. A lower bound for narrower blocks, as
+        # drafts near the anchor are better; an upper bound for wider ones, unless they copy.
         if survival is not self.unmatched:
             survival.refresh()
         tokens, most = survival.tokens, survival.max_width
