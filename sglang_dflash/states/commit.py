@@ -13,7 +13,6 @@ from sglang.srt.runtime_context import get_schedule, mamba_track_grid
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 from torch import Tensor
 
-from sglang_dflash.features.feature import Feature
 from sglang_dflash.states.replay import gdn_commit, pool_records
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 
-class RecurrentCommit(Feature):
+class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
     prefix-cache track boundaries. It runs before a step is published, as the scheduler may then reuse state slots.
 
@@ -39,7 +38,7 @@ class RecurrentCommit(Feature):
             self.state_table = self._requests.req_index_to_mamba_index_mapping
             self._interval = mamba_track_grid(get_schedule().page_size)
 
-    def drafted(self, step: Step) -> None:
+    def prepare(self, step: Step) -> None:
         """Most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self.state_table is not None:
             growth = step.state.in_flight + step.width  # host lengths lag one step

@@ -26,7 +26,6 @@ from sglang.srt.speculative.spec_utils import (
 )
 from torch import Tensor
 
-from sglang_dflash.features.feature import Feature
 from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.processors import Processors
 from sglang_dflash.features.seeds import SeededSampler, Seeds
@@ -44,7 +43,7 @@ _SIMULATED = 100  # the token that SGLang's worker commits
 _MASK_ROWS = "sampling_mask_batch_indices", "sampling_support_logprobs_capture_indices"
 
 
-class Accept(Feature):
+class Accept:
     def __init__(self, target_worker: TpModelWorker, vocabulary: TargetVocabulary) -> None:
         self._runner = runner = target_worker.model_runner
         self._sync, self._logits = SpecTpSync(get_dp_tp_group()), BlockLogits(runner, vocabulary)
@@ -60,7 +59,7 @@ class Accept(Feature):
         """Ranks must commit the same tokens: overwrite them with the first rank's."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
-    def drafted(self, step: Step) -> None:
+    def prepare(self, step: Step) -> None:
         if step.batch.has_grammar:
             step.grammar_tree = GrammarTree.from_linear_chain(step.tokens)
 

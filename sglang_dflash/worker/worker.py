@@ -199,7 +199,7 @@ class DFlashWorker(BaseSpecWorker):
         if self._is_first and self.drafter is not None:
             payoff = Payoff(known_causes(plan, self._target, self.drafter))
         telemetry = Telemetry(self.width, self._draft.broken, figures, payoff)
-        self._features = [*copies, accept.seeds, accept.penalties, accept.processors, accept, self._states]
+        self._features = [*copies, accept.seeds, accept.penalties, accept.processors]
         self._features += [telemetry, self.width, *([] if self.rings is None else [self.rings])]
 
     def _draft_model_runners(self) -> tuple[Any, ...]:
@@ -364,6 +364,8 @@ class DFlashWorker(BaseSpecWorker):
                 self._draft.draft(step)
                 for feature in self._features:
                     feature.drafted(step)
+                self._accept.prepare(step)
+                self._states.prepare(step)
             with stage("verify"):
                 self._verify.verify(step)
             with stage("accept"):

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": SERVED,
     "width": SERVED,
     "step": SERVED,
-    "states": SERVED | {"features.feature"},
+    "states": SERVED,
     "plan": GROUND,
     "features": STEP | {"causes"},
     "worker": STEP | {"features"},

@@ -225,7 +225,7 @@ def test_the_start_launches_the_commit_of_every_batch(
 
         def step(bs: int, width: int, context: int) -> None:
             done = a_step(bs, width, context)
-            commit.drafted(done)
+            commit.prepare(done)
             commit.advance(done)
 
         calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.compiles_every_batch)

@@ -76,7 +76,7 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(
         state_slots=pool.req_index_to_mamba_index_mapping[ROWS],
         accepted=accept_block(torch.zeros(2, width, dtype=torch.int64), accepted, lens, interval=GRID),
     )
-    committer.drafted(step)
+    committer.prepare(step)
     pool.req_index_to_mamba_index_mapping[ROWS[0]] = ANOTHERS
     cache = pool.mamba_pool.mamba_cache
     states, windows = cache.temporal.clone(), cache.conv[0].clone()

@@ -68,7 +68,7 @@ def _watch() -> None:
     _hook("REPLACE", "sglang.srt.utils.common.async_d2h", async_d2h)
     _hook("REPLACE", "sglang.srt.speculative.spec_utils.record_stream_each", record_stream_each)
     _hook("REPLACE", "sglang_dflash_cpu.platform.DFlashCpuPlatform.is_pin_memory_available", lambda *_: _active)
-    _hook("AROUND", worker + "accept.Accept.drafted", after_draft)
+    _hook("AROUND", worker + "accept.Accept.prepare", after_draft)
 
 
 def watch_scheduler(original: Callable[..., Any], scheduler: Any) -> None:
