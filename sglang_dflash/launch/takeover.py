@@ -71,9 +71,9 @@ def enter_scheduler(plan: ServingPlan) -> None:
     from sglang.srt.runtime_context import get_exec
 
     from sglang_dflash.features import hidden, pools, ranks, reports, requests, streams, tails, transfer, window
+    from sglang_dflash.features import verify_attention as attention
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.features.updates import writes
-    from sglang_dflash.model import backend
     from sglang_dflash.states import replay, verify
     from sglang_dflash.step import state
 
@@ -85,7 +85,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         state.HOOKS: True,
         writes.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
-        backend.HOOKS: not plan.exact,
+        attention.HOOKS: plan.verify_attention,
         rows.HOOKS: plan.exact,
         stepped.HOOKS: plan.exact and plan.hybrid,
         verify.RECORDED: plan.replay and not plan.exact,

@@ -1,4 +1,4 @@
-"""Block attention behind SGLang's interface: the drafter's backend, and a verify that SGLang's Triton backend serves.
+"""Block attention behind SGLang's interface: the drafter's backend.
 
 No metadata is prepared: the kernel reads lengths and slots where the batch has them.
 """
@@ -10,13 +10,10 @@ from typing import Any
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import block_attention
-from sglang_dflash.plan.pair import is_tile
-from sglang_dflash.upstream.hooks import Hooks
 
 
 class BlockAttention(AttentionBackend):
@@ -73,35 +70,3 @@ def attend_block(
         **scales,
     )
     return out.flatten(1)
-
-
-def verify(
-    original: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *save: bool, **options: Any
-) -> Any:
-    """Hook around ``TritonAttnBackend.forward_extend``: a verify runs the drafter's kernel where it serves a layer."""
-    saves = k is not None and all((*save, options.get("save_kv_cache", True)))
-    if saves and forward_batch.forward_mode.is_target_verify() and _serves(backend, layer, options):
-        return attend_block(backend, q, k, v, layer, forward_batch, options.get("sinks"))
-    return original(backend, q, k, v, layer, forward_batch, *save, **options)
-
-
-def _serves(backend: Any, layer: Any, options: dict[str, Any]) -> bool:
-    others = {name for name, value in options.items() if value is not None} - {"sinks", "save_kv_cache"}
-    return (
-        not (backend.is_draft_runner or backend.enable_deterministic or backend.use_mla or others)
-        and not (isinstance(backend.token_to_kv_pool, SWAKVPool) or backend.kv_index_translator.is_translating)
-        and backend.dcp_size == 1
-        and layer.xai_temperature_len <= 0
-        and layer.attn_type == AttentionType.DECODER
-        and layer.qk_head_dim == layer.v_head_dim
-        and is_tile(layer.head_dim)
-    )
-
-
-def read_to_the_end(ends: Any, backend: Any, *args: Any, **options: Any) -> Any:
-    """Hook after ``TritonAttnBackend.shared_read_ends``: the kernel reads the slot table, not a copy."""
-    return SharedReadEnds.POST_REPLAY if ends is SharedReadEnds.IN_REPLAY else None
-
-
-_TRITON = "layers.attention.triton_backend.TritonAttnBackend"
-HOOKS = Hooks(around={f"{_TRITON}.forward_extend": verify}, after={f"{_TRITON}.shared_read_ends": read_to_the_end})

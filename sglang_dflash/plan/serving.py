@@ -15,7 +15,7 @@ from sglang_dflash.plan.division import TOKENS_PER_REQUEST
 from sglang_dflash.plan.exact import is_requested, reasons_against_exact
 from sglang_dflash.plan.layers import has_mamba
 from sglang_dflash.plan.pair import OUR_BACKEND, Pair
-from sglang_dflash.plan.settings import COPIES_SWITCH, Settings
+from sglang_dflash.plan.settings import COPIES_SWITCH, VERIFY_SWITCH, Settings
 from sglang_dflash.plan.states import record_length, snapshot_grid, state_dtype, states_kept_by
 from sglang_dflash.plan.widths import FLAG, WidthConfig, chooses_copies
 
@@ -124,6 +124,7 @@ class ServingPlan:
     groups: int = 1  # of ranks that serve different requests (DP attention)
     own_attention: bool = False  # whether the drafter attends through our backend
     one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
+    verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
     state_dtype: str | None = None  # of replayed states
     by_default: bool = False  # whether the widths are adaptive without a flag
 
@@ -213,6 +214,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         groups=settings.groups,
         own_attention=pair.has_drafter and backend == OUR_BACKEND,
         one_forward=settings.wants_one_forward and pair.has_drafter and backend == OUR_BACKEND,
+        verify_attention=not (requested and not against) and settings.variable(VERIFY_SWITCH) != "0",
         state_dtype=dtype,
         by_default=widths is not None and pair.has_drafter and not settings.speculative_adaptive,
     )
