@@ -50,8 +50,8 @@ def tiling(rows: int, head_dim: int, itemsize: int, capability: int, stored: int
     if head_dim <= 128:
         if m == 128:
             return Tiling(m, 64, 8, 6) if large else Tiling(m, 16, 8, 3)
-        # 8-bit K/V take twice the instructions per byte, which more warps hide; on sm_100 four programs spill 72 bytes
-        return Tiling(m, 32, 4, 6, 4 if stored == 1 and capability == 90 else 2) if large else Tiling(m, 32, 4, 3, 2)
+        # 8-bit K/V take twice the instructions per byte, which more warps hide; four programs spill
+        return Tiling(m, 32, 4, 6, 3 if stored == 1 and capability == 90 else 2) if large else Tiling(m, 32, 4, 3, 2)
     return Tiling(m, 32, 4, 3, 2 if large else 1) if m <= 32 else Tiling(m, 32, 8, 3)
 
 
