@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from sglang_dflash_lab.pairs import target_path
-from tests.serving.test_dflash_scheduling import assert_death_is_noticed
-from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
+from tests.serving.test_dflash_scheduling import DEAD_WITHIN, assert_death_is_noticed
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all, tokens_per_step
 from tests.support.prompts import corpus
 from tests.support.servers import FEATURES, Server, dflash_server, plain_server, with_plugin, worker_info
 
@@ -186,7 +186,25 @@ def ask_busy(server: Server) -> list[Answer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("serve", [plain_server, dflash_server])
-def test_a_dead_tokenizer_costs_its_own_requests(serve: Any, healthy: list[Answer], tmp_path: Path) -> None:
-    with serve(PAIR, tmp_path, "--tokenizer-worker-num", "2", base=FEATURES) as server:
-        names = {each.pid: " ".join(each.cmdline()) for each in server.family()}
-        print(names)
+def test_a_killed_tokenizer_costs_its_own_requests(serve: Any, healthy: list[Answer], tmp_path: Path) -> None:
+    """It is started again: every later request is right."""
+    expected = [answer.tokens for answer in healthy]
+    with serve(PAIR, tmp_path, "--tokenizer-worker-num", "2", base=FEATURES) as server, ThreadPoolExecutor(8) as pool:
+        worker, *_ = (each for each in server.family()[1:] if server.port in ports(each))
+        running = [pool.submit(generate, server, each, 200, sampling_params=WHOLE) for each in corpus(PAIR, 8)]
+        time.sleep(0.5)
+        worker.kill()
+        errors = [each.exception(timeout=300) for each in running]
+        assert all(error is None or isinstance(error, httpx.TransportError) for error in errors), errors
+        deadline = time.monotonic() + DEAD_WITHIN
+        while True:
+            try:
+                assert [answer.tokens for answer in ask_busy(server)] == expected
+                break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+        assert_nothing_leaked(server)
+
+
+def ports(process: psutil.Process) -> set[int]:
+    return {each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN}

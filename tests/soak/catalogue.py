@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 
 from sglang_dflash_lab.bench.tasks import load
-from sglang_dflash_lab.pairs import NAMES
+from sglang_dflash_lab.pairs import NAMES, target_path
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.families.pairs import VOCAB
 from tests.fuzz.test_requests import BAD, REQUEST, UNUSUAL
@@ -143,9 +143,11 @@ def _agent(sources: _Sources) -> Entry:
     route = sources.random.choice([*SAID])
     first, *later = (next(sources.questions).messages[0]["content"] for _ in range(3))
     message = [{"role": "user", "content": first}]
-    body = {"input": message, "max_output_tokens": 40} if route == RESPONSES else {"messages": message}
-    limit = {"options": {"temperature": 0, "num_predict": 40}, "stream": False} if route == OLLAMA else {}
-    return Entry(route, route, {"model": "default", "temperature": 0, "max_tokens": 40, **body, **limit}, tuple(later))
+    # SGLang renames the model to its folder when weights are loaded
+    body: dict[str, Any] = {"model": str(target_path(sources.pair)), "temperature": 0, "max_tokens": 40}
+    body |= {"input": message, "max_output_tokens": 40} if route == RESPONSES else {"messages": message}
+    body |= {"options": {"temperature": 0, "num_predict": 40}, "stream": False} if route == OLLAMA else {}
+    return Entry(route, route, body, tuple(later))
 
 
 def _image(sources: _Sources) -> Entry:

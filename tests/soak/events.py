@@ -22,7 +22,7 @@ MOMENT = 1.0  # seconds, so that requests run
 async def _post(http: httpx.AsyncClient, path: str, **body: Any) -> None:
     answer = await http.post(path, json=body)
     assert answer.status_code == 200, (path, answer.text)
-    assert "success" not in answer.text or answer.json()["success"], (path, answer.text)
+    assert '"success":false' not in answer.text.replace(" ", ""), (path, answer.text)
 
 
 async def same_weights(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
