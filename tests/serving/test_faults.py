@@ -22,7 +22,7 @@ import pytest
 
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.test_dflash_scheduling import DEAD_WITHIN, assert_death_is_noticed
-from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all, tokens_per_step
+from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
 from tests.support.prompts import corpus
 from tests.support.servers import FEATURES, Server, dflash_server, plain_server, with_plugin, worker_info
 
@@ -144,33 +144,27 @@ def slow_reader(server: Server) -> contextlib.AbstractContextManager[None]:
     return clients(server, 1, (head + body).encode())
 
 
-@contextlib.contextmanager
-def full_disk(server: Server) -> Iterator[None]:
-    """Under the log, and under the file of each request's metrics."""
-    hours = (time.time(), time.time() + 3600)
-    for name in {time.strftime("sglang-request-metrics-%Y%m%d_%H.log", time.localtime(hour)) for hour in hours}:
-        (server.folder / name).unlink(missing_ok=True)
-        (server.folder / name).symlink_to("/dev/full")
-    with present(server.folder / "full"):
-        yield
-
-
 CIRCUMSTANCES: dict[str, Callable[[Server], contextlib.AbstractContextManager[None]]] = {
     "a client reads a byte a second": slow_reader,
     "200 connections send nothing": lambda server: clients(server, 200),
     "the clock jumps an hour ahead": lambda server: present(server.folder / "clock", "3600"),
     "the clock jumps an hour back": lambda server: present(server.folder / "clock", "-3600"),
-    "the disk is full": full_disk,  # the last one
+    "the disk of the log is full": lambda server: present(server.folder / "full"),  # the last one
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("serve", [plain_server, dflash_server])
 def test_circumstances_change_no_answer(serve: Any, healthy: list[Answer], tmp_path: Path) -> None:
-    """Of plain decoding neither. Alone and while something runs, with bounded delay."""
+    """Of plain decoding neither. No metrics of a request can be written, from the start."""
+    for hour in (time.time(), time.time() + 3600):
+        name = time.strftime("sglang-request-metrics-%Y%m%d_%H.log", time.localtime(hour))
+        (tmp_path / name).symlink_to("/dev/full")
     flags = ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(tmp_path), "--enable-metrics")
     expected = [answer.tokens for answer in healthy]
     with serve(PAIR, tmp_path, *flags, base=FEATURES, **with_plugin(tmp_path, "surroundings")) as server:
+        assert [answer.tokens for answer in ask_busy(server)] == expected
+        assert "No space left on device" in server.log
         for name, circumstance in CIRCUMSTANCES.items():
             with circumstance(server):
                 found = [answer.tokens for answer in ask_busy(server)]
@@ -203,7 +197,8 @@ def test_a_killed_tokenizer_costs_its_own_requests(serve: Any, healthy: list[Ans
                 break
             except httpx.TransportError:
                 assert time.monotonic() < deadline
-        assert_nothing_leaked(server)
+        flush(server)
+        assert server.get("/health_generate").status_code == 200
 
 
 def ports(process: psutil.Process) -> set[int]:
