@@ -115,8 +115,11 @@ test-matrix: setup
 mutants: setup
 	$(BIN)/python -m tests.promises --mutants $(NAMES)
 
-soak: setup
-	$(BIN)/python -m tests.soak $(if $(OUT),--out $(OUT))
+# Rows of tests/soak/rows.py; an interrupted one goes on. ROW: the beginning of a name. SHARE: of the requests. Mooncake is
+# for disaggregated pairs.
+soak: export PYTHONPATH := $(MOONCAKE)
+soak: $(MOONCAKE)/.installed
+	$(BIN)/python -m tests.soak $(if $(ROW),'$(ROW)') $(if $(SHARE),--share $(SHARE)) $(if $(OUT),--out $(OUT))
 
 # The properties of `make test` with 3,000 examples each, other ones every time.
 fuzz: setup

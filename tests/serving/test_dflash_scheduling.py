@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -134,16 +134,20 @@ def test_counters_reach_server_info_and_prometheus(server: Server) -> None:
 def test_a_dead_scheduler_ends_its_requests_and_the_servers_health(server: Server) -> None:
     """The last test of this server."""
     assert_nothing_leaked(server)
-    assert_death_is_noticed(server, "sglang::scheduler")
+    assert_death_is_noticed(server, lambda: kill(server, "sglang::scheduler"))
 
 
 @pytest.mark.slow
 def test_a_dead_rank_of_two_ends_its_requests_and_the_servers_health(tmp_path: Path) -> None:
     with dflash_server(PAIR, tmp_path, "--tp-size", "2") as server:
-        assert_death_is_noticed(server, "scheduler_TP1")
+        assert_death_is_noticed(server, lambda: kill(server, "scheduler_TP1"))
 
 
-def assert_death_is_noticed(server: Server, name: str) -> None:
+def kill(server: Server, name: str) -> None:
+    next(p for p in server.family() if name in " ".join(p.cmdline())).send_signal(signal.SIGKILL)
+
+
+def assert_death_is_noticed(server: Server, kill: Callable[[], None]) -> None:
     """Kill a process of the server under load: every request ends, and the server reports bad health."""
     assert server.get("/health").status_code == 200
 
@@ -155,7 +159,7 @@ def assert_death_is_noticed(server: Server, name: str) -> None:
     for thread in running:
         thread.start()
     time.sleep(0.3)
-    next(p for p in server.family() if name in " ".join(p.cmdline())).send_signal(signal.SIGKILL)
+    kill()
     deadline = time.monotonic() + DEAD_WITHIN
     for thread in running:
         thread.join(deadline - time.monotonic())

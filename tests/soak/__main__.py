@@ -7,86 +7,142 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import typer
 
-from sglang_dflash_lab.pairs import target_path
-from tests.soak.catalogue import PAIR, SEEDED, Entry, catalogue
-from tests.soak.load import answer_of, drive
-from tests.soak.verdict import Promise, promises, text, wrong_answers
-from tests.support.servers import FEATURES, Server, dflash_server, plain_server, with_plugin
+from tests.serving.matrix import Record
+from tests.soak.catalogue import HOSTILE, SEEDED, Entry, catalogue
+from tests.soak.load import PATIENCE, Load, Outcome, drive, played
+from tests.soak.rows import ROWS, TAILS, Row, Served, alone
+from tests.soak.verdict import Known, Promise, Rest, is_right, promises, text, versions_of, wrong_answers
+from tests.support.servers import FEATURES, dflash_server, running
 
 ENTRIES = 320
 AT_A_TIME = 8  # of the reference's answers
-# K/V for one of the longest requests and a few short ones; eight may run, and more are begun than can end.
-SCARCE = (
-    *("--max-total-tokens", "2304", "--max-running-requests", "8", "--chunked-prefill-size", "512"),
-    *("--schedule-conservativeness", "0.05"),
-)
-ADAPTIVE = ("--speculative-adaptive", "--mamba-radix-cache-strategy", "extra_buffer", "--enable-metrics")
-WINDOW = ("--speculative-draft-window-size", "512")
 
 
-def soak(requests: int, out: Path, entries: int = ENTRIES, drafter: str = "noisy") -> list[Promise]:
-    """Send the requests, judge the answers, and write the report to ``out``."""
+def soak(row: Row, out: Path, share: float = 1.0, entries: int = ENTRIES) -> list[Promise]:
+    """Send the row's requests, judge the answers, and write the report to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    asked = catalogue(min(entries, requests))
-    expected = answers_of_reference(asked, out)
-    arguments, plugin = (*SCARCE, *ADAPTIVE, *WINDOW), with_plugin(out, "pools", "history")
-    with dflash_server(PAIR, out, *arguments, base=FEATURES, drafter=drafter, block=32, **plugin) as server:
-        load = asyncio.run(drive(server, asked, requests, str(target_path(PAIR))))
-        retractions = sum(map(int, re.findall(r"#retracted_reqs: (\d+)", server.log)))
-        found = list(promises(load, asked, expected, pools_at_rest(server), retractions))
-    command = f"python -m tests.soak --requests {requests}" + (f" --drafter {drafter}" if drafter != "noisy" else "")
-    (out / "soak.md").write_text(text(command, load, asked, found))
-    wrong = [
-        {**asdict(outcome), "body": asked[outcome.entry].body, "expected": expected[outcome.entry]}
-        for outcome in wrong_answers(load, expected)
+    requests = max(round(row.requests * share), 1)
+    asked, record = catalogue(min(entries, requests), row.kinds, row.pair), Record(out / "finished.jsonl")
+    name = f"reference of {len(asked)} entries"
+    if name not in record.results():
+        record.add(name, asyncio.run(answers_of_reference(row, asked, out)))
+    known = record.results()[name]
+    if "oracle" in row.plugin:
+        pairs = zip(asked, known[0], strict=True)
+        (out / "answers.json").write_text(json.dumps([[*each.body["input_ids"], *answer] for each, answer in pairs]))
+    with (row.servers or alone)(row, out) as served:
+        load = asyncio.run(drive(served, row, asked, requests, record))
+        rest = at_rest(row, served)
+    wrong = wrong_answers(load, asked, known)
+    if row.versions > 1 and wrong:
+        wrong = asyncio.run(not_continued(row, out, load, wrong, asked, known))
+    found = list(promises(row, load, asked, wrong, rest))
+    (out / "soak.md").write_text(text(row, share, load, asked, found))
+    shown = [
+        {**asdict(each), "asked": asdict(asked[each.entry]), "expected": [version[each.entry] for version in known]}
+        for each in wrong
     ]
-    (out / "wrong.json").write_text(json.dumps(wrong, indent=1))
+    (out / "wrong.json").write_text(json.dumps(shown, indent=1))
     return found
 
 
-def answers_of_reference(entries: Sequence[Entry], out: Path) -> list[Any]:
-    """Return plain decoding's answers; with a seed, which SGLang ignores here, those of our worker at width 1."""
-    steps_of_one = out / "widths.json"
+@contextmanager
+def plain(row: Row, out: Path) -> Iterator[Served]:
+    target, _ = row.arguments(out)
+    with running(out, *target, "--disable-radix-cache") as server:
+        yield Served(server.url, [server], row.weights(out))
+
+
+async def answers_of_reference(row: Row, entries: Sequence[Entry], out: Path) -> list[list[Any]]:
+    """Return plain decoding's answers for each version of the target.
+
+    With a seed, which SGLang ignores there, those of our worker at width 1.
+    """
+    steps_of_one, slots = out / "widths.json", asyncio.Semaphore(AT_A_TIME)
     steps_of_one.write_text(json.dumps({"policy": "random", "widths": [1]}))
     seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
-    with (
-        plain_server(PAIR, out, base=FEATURES) as plain,
-        dflash_server(PAIR, out, *seeded, base=FEATURES, block=2) as one,
-        ThreadPoolExecutor(AT_A_TIME) as pool,
-    ):
-        return list(pool.map(lambda entry: answer(one if entry.kind == SEEDED else plain, entry), entries))
+    async with AsyncExitStack() as stack:
+        served = stack.enter_context(plain(row, out))
+        ours = served.url
+        if SEEDED in row.kinds:
+            ours = stack.enter_context(dflash_server(row.pair, out, *seeded, base=FEATURES, block=2)).url
+        theirs, one = (httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) for url in (served.url, ours))
+        for http in (theirs, one):
+            await stack.enter_async_context(http)
+
+        async def answer(entry: Entry) -> Any:
+            async with slots:
+                there = one if entry.kind == SEEDED else theirs
+                return None if entry.kind == HOSTILE else await played(there, entry, {})
+
+        found = []
+        for version in range(row.versions):
+            if version:
+                await served.become(theirs, version)
+            found.append(await asyncio.gather(*map(answer, entries)))
+        return found
 
 
-def answer(server: Server, entry: Entry) -> Any:
-    response = server.post(entry.route, entry.body)
-    assert response.status_code == 200, response.text
-    return answer_of(entry, response)
+async def not_continued(
+    row: Row, out: Path, load: Load, wrong: list[Outcome], entries: Sequence[Entry], known: Known
+) -> list[Outcome]:
+    """Return the wrong answers but those that begin as one version's and go on as the next one's, as after a pause."""
+    left, mixed = [], list[tuple[int, int, Outcome]]()
+    for outcome in wrong:
+        served = versions_of(outcome, load.events)
+        mixed += [(served[1], served[0], outcome)] if len(served) == 2 else []
+        left += [outcome] if len(served) != 2 else []
+    with plain(row, out) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
+            for version, before, outcome in sorted(mixed, key=lambda each: each[0]):
+                if version != server.version:
+                    await server.become(http, version)
+                body, answer, begun = entries[outcome.entry].body, outcome.answer, known[before][outcome.entry]
+                same = len(os.path.commonprefix([answer, begun]))
+                params = body["sampling_params"]
+                rest = {**params, "max_new_tokens": params["max_new_tokens"] - same}
+                changed = {"input_ids": [*body["input_ids"], *answer[:same]], "sampling_params": rest}
+                following = await played(http, replace(entries[outcome.entry], body=changed), {})
+                left += [] if is_right(outcome, [*answer[:same], *following]) else [outcome]
+    return left
 
 
-def pools_at_rest(server: Server) -> dict[str, int]:
-    """Return the slots that are lost once nothing runs."""
-    assert server.get("/health_generate").status_code == 200
-    lost: dict[str, int] = server.get("/server_info").json()["internal_states"][0]["pools"]
-    return lost
+def at_rest(row: Row, served: Served) -> Rest:
+    """Read what is lost once nothing runs, and how often what the row wanted to happen did."""
+    lost, happened = Counter[str](), dict.fromkeys(row.short, 0)
+    for server in served.servers:
+        assert server.get("/health_generate").status_code == 200
+        for state in server.get("/server_info").json()["internal_states"]:
+            lost.update(state["pools"])
+            happened |= {TAILS: state["sglang_dflash"]["tails"]["evicted"]} if TAILS in happened else {}
+        happened |= {each: happened[each] + len(re.findall(each, server.log)) for each in row.short if each != TAILS}
+    return Rest(lost, happened)
 
 
 def main(
-    requests: int = 10000,
-    out: Annotated[Path, typer.Option(help="Folder of the report and the servers' logs.")] = Path("results/soak"),
-    drafter: Annotated[str, typer.Option(help="Drafter of the pair.")] = "noisy",
+    rows: Annotated[list[str] | None, typer.Argument(help="Beginnings of rows' names; default: all.")] = None,
+    share: Annotated[float, typer.Option(help="Share of each row's requests.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Folder of the reports and the servers' logs.")] = Path("results/soak"),
 ) -> None:
     """Exit code 1 if a promise was broken."""
-    found = soak(requests, out, drafter=drafter)
-    typer.echo((out / "soak.md").read_text())
-    sys.exit(not all(promise.held for promise in found))
+    asked = [row for row in ROWS if row.name.startswith(tuple(rows or [""]))]
+    assert asked, f"no row of {[row.name for row in ROWS]} begins with {rows}"
+    held = True
+    for row in asked:
+        folder = out / re.sub(r"\W+", "-", row.name)
+        held &= all(promise.held for promise in soak(row, folder, share))
+        typer.echo((folder / "soak.md").read_text())
+    sys.exit(not held)
 
 
 if __name__ == "__main__":

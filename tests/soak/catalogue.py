@@ -3,54 +3,69 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any
 
 import torch
+from hypothesis import HealthCheck, given, seed, settings
 
 from sglang_dflash_lab.bench.tasks import load
+from sglang_dflash_lab.pairs import NAMES, target_path
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
+from tests.families.pairs import VOCAB
+from tests.fuzz.test_requests import BAD, REQUEST, UNUSUAL
 from tests.serving.test_chats import BODIES, body_of
+from tests.serving.test_images import CAT, DOG, LARGE, PLACEHOLDER, TALL, url
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
-PAIR = "tiny-hybrid"
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
 REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
 CHATS = [kind for kind, body in BODIES.items() if "logprobs" not in body]  # which rounding changes
-SEEDED = "seeded"
+SEEDED, HOSTILE = "seeded", "hostile"
+MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/chat"
+# What an agent's model said, by endpoint: text and thoughts, as the next turn repeats them.
+SAID: dict[str, Callable[[Any], Any]] = {
+    MESSAGES: lambda answer: answer["content"],
+    RESPONSES: lambda answer: [part["text"] for item in answer["output"] for part in item.get("content") or ()],
+    OLLAMA: lambda answer: answer["message"]["content"],
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A request of ``route``; ``kind`` says what is special about it."""
+    """A request of ``route``; ``kind`` says what is special about it. ``turns`` are what its client says afterwards."""
 
     kind: str
     route: str
     body: dict[str, Any]
+    turns: tuple[Any, ...] = ()
 
 
-def catalogue(size: int) -> list[Entry]:
-    """``size`` entries of all kinds, always the same ones."""
-    kinds = itertools.cycle((_known, _random, _shared, _seeded, _repeated, _known, _random, _schema, *3 * [_chat]))
-    sources = _Sources(Random(0), size)
-    return [kind(sources) for kind in itertools.islice(kinds, size)]
+def catalogue(size: int, kinds: Sequence[str], pair: str) -> list[Entry]:
+    """``size`` entries of these kinds in turn, always the same ones."""
+    sources = _Sources(Random(0), size, pair)
+    return [KINDS[kind](sources) for kind in itertools.islice(itertools.cycle(kinds), size)]
 
 
 class _Sources:
-    """Prompts without end, and the seeds' generator."""
+    """Prompts without end, and the seeds' generator. Only the shipped pairs have a text."""
 
-    def __init__(self, random: Random, size: int) -> None:
-        self.random = random
-        self.known = itertools.cycle(corpus(PAIR, size))
-        asked = [messages for task in REPEATED for messages in load(task, -(-size // len(REPEATED)))]
-        self.repeats = itertools.cycle(message_ids(PAIR, random.sample(asked, len(asked))))
-        self.questions: Iterator[Prompt] = itertools.cycle(prompts("json", n=size))
+    def __init__(self, random: Random, size: int, pair: str) -> None:
+        self.random, self.pair = random, pair
         generator = torch.Generator().manual_seed(random.getrandbits(32))
-        self.noise = torch.randint(3, 1000, (2 * LONGEST_PROMPT,), generator=generator).tolist()
+        low, high = (3, 1000) if pair in NAMES else (10, VOCAB - 10)
+        self.noise = torch.randint(low, high, (2 * LONGEST_PROMPT,), generator=generator).tolist()
         self.prefixes = [self.random_ids(length) for length in (64, 200, 500, 1000)]
+        if pair in NAMES:
+            self.known = itertools.cycle(corpus(pair, size))
+            asked = [messages for task in REPEATED for messages in load(task, -(-size // len(REPEATED)))]
+            self.repeats = itertools.cycle(message_ids(pair, random.sample(asked, len(asked))))
+            self.questions: Iterator[Prompt] = itertools.cycle(prompts("json", n=size))
 
     def random_ids(self, length: int) -> list[int]:
         start = self.random.randrange(LONGEST_PROMPT)
@@ -92,9 +107,15 @@ def _seeded(sources: _Sources) -> Entry:
     return _generate(SEEDED, ids, sources.params(**chosen))
 
 
+def _seeded_alone(sources: _Sources) -> Entry:
+    """Without filters, whose kernel SGLang chooses by the whole batch (docs/results/sampled.md#deterministic-mode)."""
+    chosen = {"temperature": 0.9, "sampling_seed": sources.random.getrandbits(30)}
+    return _generate("seeded, no filter", next(sources.known), sources.params(**chosen))
+
+
 def _schema(sources: _Sources) -> Entry:
     prompt = next(sources.questions)
-    return _generate("schema", chat_ids(PAIR, [prompt])[0], sources.params(json_schema=schema_of(prompt)))
+    return _generate("schema", chat_ids(sources.pair, [prompt])[0], sources.params(json_schema=schema_of(prompt)))
 
 
 def _chat(sources: _Sources) -> Entry:
@@ -102,3 +123,64 @@ def _chat(sources: _Sources) -> Entry:
     kind, streamed = sources.random.choice(CHATS), {"stream": True, "stream_options": {"include_usage": True}}
     more = streamed if sources.random.random() < 0.5 else {}
     return Entry(kind, "/v1/chat/completions", body_of(kind, question, **more))
+
+
+def _tag(sources: _Sources) -> Entry:
+    """The answer begins with a brace, which the tag makes a pair of braces around JSON."""
+    prompt = next(sources.questions)
+    tag = {"begin": "{", "schema": json.loads(schema_of(prompt)), "end": "}"}
+    told = json.dumps({"type": "structural_tag", "structures": [tag], "triggers": ["{"]})
+    return _generate("structural tag", chat_ids(sources.pair, [prompt])[0], sources.params(structural_tag=told))
+
+
+def _session(sources: _Sources) -> Entry:
+    later = tuple(sources.random_ids(sources.length(30)) for _ in range(2))
+    first = {"input_ids": next(sources.known), "sampling_params": sources.params(ignore_eos=True)}
+    return Entry("session", "/generate", {**first, "session_params": {}}, later)
+
+
+def _agent(sources: _Sources) -> Entry:
+    route = sources.random.choice([*SAID])
+    first, *later = (next(sources.questions).messages[0]["content"] for _ in range(3))
+    message = [{"role": "user", "content": first}]
+    # SGLang renames the model to its folder when weights are loaded
+    body: dict[str, Any] = {"model": str(target_path(sources.pair)), "temperature": 0, "max_tokens": 40}
+    body |= {"input": message, "max_output_tokens": 40} if route == RESPONSES else {"messages": message}
+    body |= {"options": {"temperature": 0, "num_predict": 40}, "stream": False} if route == OLLAMA else {}
+    return Entry(route, route, body, tuple(later))
+
+
+def _image(sources: _Sources) -> Entry:
+    seen = [sources.random.choice((CAT, DOG, TALL, LARGE)) for _ in range(sources.random.choice((0, 1, 1, 2)))]
+    text = PLACEHOLDER * len(seen) + "What is it? " * sources.length(20)
+    body = {"text": text, "image_data": [url(image) for image in seen]}
+    return Entry("image", "/generate", {**body, "sampling_params": sources.params(ignore_eos=True)})
+
+
+def _hostile(sources: _Sources) -> Entry:
+    params = {**sources.params(), **sources.random.choice(hostile_parameters())}
+    return _generate(HOSTILE, sources.random_ids(20), params)
+
+
+@cache
+def hostile_parameters() -> list[dict[str, Any]]:
+    found = [*BAD, *UNUSUAL]
+
+    @seed(0)
+    @settings(max_examples=200, database=None, suppress_health_check=list(HealthCheck))
+    @given(REQUEST)
+    def collect(drawn: dict[str, Any]) -> None:
+        found.append({**drawn, "max_new_tokens": 20} if drawn.get("max_new_tokens") is None else drawn)
+
+    collect()
+    return found
+
+
+# By kind; chats three times as often as others.
+KINDS: dict[str, Callable[[_Sources], Entry]] = {
+    "known": _known, "random": _random, "shared": _shared, SEEDED: _seeded, "seeded alone": _seeded_alone,
+    "repeated": _repeated, "schema": _schema, "tag": _tag, "chat": _chat, "session": _session, "agent": _agent,
+    "image": _image, HOSTILE: _hostile,
+}  # fmt: skip
+PLAIN = ("known", "random", "shared", "repeated")
+EVERYTHING = (*PLAIN, SEEDED, "random", "schema", "chat", "tag", "agent", "session", "chat", "agent")

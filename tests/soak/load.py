@@ -1,4 +1,7 @@
-"""The load: bursts of drawn requests, each with a fate, while samples of the server are taken."""
+"""The load: bursts of drawn requests, each with a fate, while something happens and samples of the servers are taken.
+
+A finished burst is recorded, so that an interrupted load goes on with the next one.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+import psutil
 
-from tests.soak.catalogue import SEEDED, Entry
+from tests.serving.matrix import Record
+from tests.soak.catalogue import HOSTILE, RESPONSES, SAID, SEEDED, Entry
 from tests.support.chats import seen
-from tests.support.servers import Server
+
+if TYPE_CHECKING:
+    from tests.soak.rows import Row, Served
 
 WHOLE, STREAMED, ABORTED, VANISHED = "whole", "streamed", "aborted", "vanished"
 FATES = {WHOLE: 0.4, STREAMED: 0.4, ABORTED: 0.1, VANISHED: 0.1}
@@ -25,6 +32,7 @@ AT_ONCE = (1, 4, 8, 16, 32)  # up to four times as many as the server runs
 SPEED_ROUNDS = 12
 SPEED_REQUESTS, SPEED_AT_ONCE = 24, 8
 SAMPLE_SECONDS = 1.0
+PATIENCE = 600.0  # seconds after which a request hangs
 
 
 @dataclass
@@ -36,6 +44,7 @@ class Outcome:
         answer: as ``answer_of`` returns it; of an interrupted stream, what arrived.
         complete: whether the server ended the answer.
         error: what the client did not expect.
+        began, ended: seconds since the epoch.
     """
 
     entry: int
@@ -43,42 +52,101 @@ class Outcome:
     answer: Any
     complete: bool
     error: str | None = None
+    began: float = 0.0
+    ended: float = 0.0
 
 
-async def ask(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random) -> Outcome:
-    """Send ``entry``, and abort it or drop its connection if that is its fate."""
-    if entry.route != "/generate" or fate == WHOLE:
-        return await _whole(http, entry, number)
+async def ask(
+    http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
+) -> Outcome:
+    """Send ``entry`` with ``more`` keys, and abort it or drop its connection if that is its fate."""
+    began = time.time()
+    try:
+        found = await _ask(http, entry, number, fate, random, more)
+    except httpx.TransportError as error:
+        found = Outcome(number, fate, None, False, f"{type(error).__name__}: {error}")
+    found.began, found.ended = began, time.time()
+    return found
+
+
+async def _ask(
+    http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
+) -> Outcome:
+    if entry.kind == HOSTILE:  # any answer will do
+        text = json.dumps({**entry.body, **more})
+        await http.post(entry.route, content=text, headers={"Content-Type": "application/json"})
+        return Outcome(number, WHOLE, None, False)
+    if entry.route != "/generate" or entry.turns or fate == WHOLE:
+        return await _whole(http, entry, number, more)
     rid = f"soak-{random.getrandbits(64):x}"
     if fate == STREAMED:
-        return await _stream(http, entry, number, fate, rid)
+        return await _stream(http, entry, number, fate, {**more, "rid": rid})
     delay = random.random() ** 2
     if fate == VANISHED:
         found = Outcome(number, fate, [], False)
         with contextlib.suppress(TimeoutError):
-            found = await asyncio.wait_for(_stream(http, entry, number, fate, rid), delay)
+            found = await asyncio.wait_for(_stream(http, entry, number, fate, {**more, "rid": rid}), delay)
         return found
-    asked = asyncio.create_task(_stream(http, entry, number, fate, rid))
+    asked = asyncio.create_task(_stream(http, entry, number, fate, {**more, "rid": rid}))
     await asyncio.sleep(delay)
     (await http.post("/abort_request", json={"rid": rid})).raise_for_status()
     return await asked
 
 
-async def _whole(http: httpx.AsyncClient, entry: Entry, number: int) -> Outcome:
-    response = await http.post(entry.route, json=entry.body)
+async def _whole(http: httpx.AsyncClient, entry: Entry, number: int, more: dict[str, Any]) -> Outcome:
+    try:
+        return Outcome(number, WHOLE, await played(http, entry, more), True)
+    except Refused as refused:
+        return Outcome(number, WHOLE, None, False, str(refused))
+
+
+class Refused(Exception):
+    """An answer that is none."""
+
+
+async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
+    """Return the answer of an entry, in JSON; of one with turns all answers, each turn with the conversation so far."""
+    if not entry.turns:
+        return answer_of(entry, await _post(http, entry.route, {**entry.body, **more}))
+    body, answers = {**entry.body, **more}, []
+    in_session = "session_params" in body
+    if in_session:
+        opened = await _post(http, "/open_session", {"capacity_of_str_len": 100000})
+        body["session_params"] = {"id": opened.json()}
+    for turn in (*entry.turns, None):
+        answer = (await _post(http, entry.route, body)).json()
+        said = answer["output_ids"] if in_session else SAID[entry.route](answer)
+        answers.append(said)
+        if in_session:
+            body["session_params"]["rid"] = answer["meta_info"]["id"]
+            body["input_ids"] = turn
+        else:
+            log = "input" if entry.route == RESPONSES else "messages"
+            text = "".join(said) if entry.route == RESPONSES else said
+            body[log] = [*body[log], {"role": "assistant", "content": text}, {"role": "user", "content": turn}]
+    if in_session:
+        await _post(http, "/close_session", {"session_id": body["session_params"]["id"]})
+    return answers
+
+
+async def _post(http: httpx.AsyncClient, route: str, body: dict[str, Any]) -> httpx.Response:
+    response = await http.post(route, json=body)
     if response.status_code != 200:
-        return Outcome(number, WHOLE, None, False, f"{response.status_code}: {response.text[:300]}")
-    return Outcome(number, WHOLE, answer_of(entry, response), True)
+        raise Refused(f"{response.status_code}: {response.text[:300]}")
+    if route == "/generate" and response.json()["meta_info"]["finish_reason"]["type"] == "abort":
+        raise Refused(f"aborted: {response.json()['meta_info']['finish_reason']}")
+    return response
 
 
 def answer_of(entry: Entry, response: httpx.Response) -> Any:
     """Token ids; of a chat what its client sees."""
-    return response.json()["output_ids"] if entry.route == "/generate" else seen(response)
+    answer = response.json()["output_ids"] if entry.route == "/generate" else seen(response)
+    return json.loads(json.dumps(answer))
 
 
-async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, rid: str) -> Outcome:
+async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, more: dict[str, Any]) -> Outcome:
     found = Outcome(number, fate, [], False)
-    body = {**entry.body, "stream": True, "rid": rid}
+    body = {**entry.body, "stream": True, **more}
     async with http.stream("POST", entry.route, json=body) as response:
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
@@ -100,11 +168,26 @@ async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str,
 
 @dataclass(frozen=True)
 class Sample:
-    """The server at one moment: MiB of all its processes, share of K/V in use, ``/health``."""
+    """The servers at one moment: MiB of all their processes, share of K/V in use, the worst ``/health``.
+
+    ``start`` is the start of the servers, ``at`` this moment, both in seconds since the epoch.
+    """
 
     rss: float
     kv_usage: float
     health: int
+    start: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Happened:
+    """An event; the target has the weights of ``version`` after it."""
+
+    name: str
+    began: float
+    ended: float
+    version: int
 
 
 @dataclass
@@ -113,83 +196,107 @@ class Load:
 
     Attributes:
         speeds: tokens per second of the same requests, spread evenly over the run.
-        updates: whether each ``/update_weights_from_disk`` under load succeeded.
+        among: those among as many hostile ones.
         seconds: of the whole load.
     """
 
-    outcomes: list[Outcome]
-    samples: list[Sample]
-    speeds: list[float]
-    updates: list[bool]
+    outcomes: list[Outcome] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    events: list[Happened] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    among: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
+    def add(self, part: dict[str, Any]) -> None:
+        for name, kind in (("outcomes", Outcome), ("samples", Sample), ("events", Happened)):
+            getattr(self, name).extend(kind(**each) for each in part[name])
+        self.speeds += part["speeds"]
+        self.among += part["among"]
+        self.seconds += part["seconds"]
 
-async def drive(server: Server, entries: Sequence[Entry], requests: int, weights: str) -> Load:
-    """Draw and send ``requests`` of the catalogue, and reload the target from the folder ``weights`` now and then."""
-    load, random, start = Load([], [], [], []), Random(0), time.monotonic()
-    bursts = -(-requests // BURST)
+
+def bursts_of(row: Row, requests: int) -> list[int]:
+    """Sizes of the bursts: every event happens at least once, in every second burst."""
+    number = max(-(-requests // BURST), 2 * len(row.events), 1)
+    return [requests * (i + 1) // number - requests * i // number for i in range(number)]
+
+
+async def drive(served: Served, row: Row, entries: Sequence[Entry], requests: int, record: Record) -> Load:
+    """Draw and send ``requests`` of the catalogue while the row's events happen in turn."""
+    load, sizes, started = Load(), bursts_of(row, requests), time.time()
+    finished, events = record.results(), [*row.events]
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits, trust_env=False) as http:
-        watch = asyncio.create_task(_watch(server, http, load))
-        for burst in range(bursts):
-            if burst * SPEED_ROUNDS // bursts != (burst - 1) * SPEED_ROUNDS // bursts:
-                load.speeds.append(await _speed(http, entries))
-            size = min(BURST, requests - len(load.outcomes))
-            burst_done = asyncio.create_task(_burst(http, entries, size, random, load))
-            if burst % 8 == 1:
-                load.updates.append(await _update_weights(http, weights))
-            await burst_done
-            if burst % 4 == 3:
-                await flush(http)
-        load.speeds.append(await _speed(http, entries))
-        watch.cancel()
-    load.seconds = time.monotonic() - start
+    async with httpx.AsyncClient(base_url=served.url, timeout=PATIENCE, limits=limits, trust_env=False) as http:
+        for burst, size in enumerate(sizes):
+            name = f"burst {burst} of {len(sizes)}, {requests} requests"
+            if name not in finished:
+                part, random, begun = Load(), Random(f"{row.name} {burst}"), time.time()
+                watch = asyncio.create_task(_watch(served, http, part, started))
+                if row.long and burst * SPEED_ROUNDS // len(sizes) != (burst - 1) * SPEED_ROUNDS // len(sizes):
+                    await served.flush(http)
+                    part.speeds.append(await speed(http, entries))
+                done = asyncio.create_task(_burst(http, row, entries, size, random, part))
+                if burst % 2 and events:
+                    event = events[burst // 2 % len(events)]
+                    came = time.time()
+                    await event(served, http, done, entries, part)
+                    part.events.append(Happened(event.__name__, came, time.time(), served.version))
+                await done
+                watch.cancel()
+                part.seconds = time.time() - begun
+                record.add(name, asdict(part))
+                finished[name] = asdict(part)
+            elif finished[name]["events"]:
+                await served.become(http, finished[name]["events"][-1]["version"])
+            load.add(finished[name])
     return load
 
 
-async def _burst(http: httpx.AsyncClient, entries: Sequence[Entry], size: int, random: Random, load: Load) -> None:
-    slots = asyncio.Semaphore(random.choice(AT_ONCE))
+async def _burst(
+    http: httpx.AsyncClient, row: Row, entries: Sequence[Entry], size: int, random: Random, load: Load
+) -> None:
+    slots = asyncio.Semaphore(random.choice(row.at_once))
 
     async def one(number: int, fate: str, own: Random) -> None:
         async with slots:
-            load.outcomes.append(await ask(http, entries[number], number, fate, own))
+            load.outcomes.append(await ask(http, entries[number], number, fate, own, row.more(own)))
 
-    fates = random.choices(list(FATES), list(FATES.values()), k=size)
+    fates = random.choices(list(row.fates), list(row.fates.values()), k=size)
     await asyncio.gather(*(one(random.randrange(len(entries)), fate, Random(random.random())) for fate in fates))
 
 
-async def _speed(http: httpx.AsyncClient, entries: Sequence[Entry]) -> float:
-    """Return tokens per second of the catalogue's first greedy prompts, from an empty prefix cache, at one length."""
-    await flush(http)
-    asked = [entry for entry in entries if entry.route == "/generate" and entry.kind != SEEDED][:SPEED_REQUESTS]
-    slots = asyncio.Semaphore(SPEED_AT_ONCE)
+async def speed(http: httpx.AsyncClient, entries: Sequence[Entry], among: Sequence[Entry] = ()) -> float:
+    """Return tokens per second of the catalogue's first greedy prompts at one length, among as many others."""
+    plain = [each for each in entries if "input_ids" in each.body and each.kind not in (SEEDED, HOSTILE)]
+    slots = asyncio.Semaphore(SPEED_AT_ONCE * (1 + bool(among)))
     params = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
 
     async def one(entry: Entry) -> int:
         async with slots:
+            if entry.kind == HOSTILE:
+                await _ask(http, entry, 0, WHOLE, Random(0), {})
+                return 0
             body = {"input_ids": entry.body["input_ids"], "sampling_params": params}
             return len((await http.post("/generate", json=body)).json()["output_ids"])
 
+    pairs = zip(plain[:SPEED_REQUESTS], among or plain, strict=False)
+    asked = [each for pair in pairs for each in pair[: 1 + bool(among)]]
     start = time.monotonic()
     tokens = sum(await asyncio.gather(*map(one, asked)))
     return tokens / (time.monotonic() - start)
 
 
-async def flush(http: httpx.AsyncClient) -> None:
-    """Empty the prefix cache once the server is idle."""
-    (await http.post("/flush_cache", params={"timeout": 60})).raise_for_status()
-
-
-async def _update_weights(http: httpx.AsyncClient, weights: str) -> bool:
-    answer = await http.post("/update_weights_from_disk", json={"model_path": weights})
-    return answer.status_code == 200 and bool(answer.json()["success"])
-
-
-async def _watch(server: Server, http: httpx.AsyncClient, load: Load) -> None:
-    processes = server.family()
+async def _watch(served: Served, http: httpx.AsyncClient, load: Load, started: float) -> None:
     while True:
-        health = (await http.get("/health")).status_code
-        usage = re.search(r"^sglang:token_usage\{.* (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
-        rss = sum(process.memory_info().rss for process in processes if process.is_running()) / 2**20
-        load.samples.append(Sample(rss, float(usage[1]) if usage else 0.0, health))
+        rss, usage, health = 0.0, 0.0, 200
+        for server in served.servers:
+            try:
+                health = max(health, (await http.get(f"{server.url}/health")).status_code)
+                shown = (await http.get(f"{server.url}/metrics")).text
+                found = re.findall(r"^sglang:token_usage\{.* (\S+)$", shown, re.MULTILINE)
+                usage = max([usage, *map(float, found)])
+                rss += sum(process.memory_info().rss for process in server.family()) / 2**20
+            except (httpx.TransportError, psutil.NoSuchProcess):
+                health = 599
+        load.samples.append(Sample(rss, usage, health, started, time.time()))
         await asyncio.sleep(SAMPLE_SECONDS)

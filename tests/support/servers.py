@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log_path: Path
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    health: str = "/health"
 
     @property
     def url(self) -> str:
@@ -65,6 +68,20 @@ class Server:
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
 
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def die_and_return(self) -> None:
+        """Kill a scheduler, and later what is left; start the server again at its port, with the same log."""
+        next(each for each in self.family() if "scheduler" in " ".join(each.cmdline())).kill()
+        time.sleep(2)
+        self.kill()
+        with self.log_path.open("ab") as log:
+            self.process = preloaded.start([*self.command], log, dict(self.environment))
+        _wait_until_healthy(self, self.health)
+
 
 @contextlib.contextmanager
 def running(
@@ -87,20 +104,18 @@ def started(
     folder: Path, port: int, command: list[str], health: str = "/health", **environment: str
 ) -> Iterator[Server]:
     """Like :func:`running`, for any command that serves ``port`` of this machine and answers ``health`` when it can."""
-    log_path = folder / f"server-{port}.log"
+    log_path, environment = folder / f"server-{port}.log", {**os.environ, **environment}
     with log_path.open("wb") as log:
-        process = preloaded.start(command, log, {**os.environ, **environment})
-    server = Server(process, port, log_path)
+        process = preloaded.start(command, log, environment)
+    server = Server(process, port, log_path, command, environment, health)
     try:
         _wait_until_healthy(server, health)
         yield server
     except (httpx.TransportError, AssertionError) as error:
-        error.add_note(f"the server's exit code: {process.poll()}; its log:\n{server.log[-6000:]}")
+        error.add_note(f"the server's exit code: {server.process.poll()}; its log:\n{server.log[-6000:]}")
         raise
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        server.kill()
 
 
 def _wait_until_healthy(server: Server, health: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
+import signal
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
@@ -59,6 +62,36 @@ def faults() -> None:
     _hook("AFTER", "sglang_dflash.worker.forwards.Verify.verify", spoil_target)
 
 
+def dies() -> None:
+    """``SGLANG_DFLASH_TEST_DIES``: when and at which function the process is killed, once the file ``dies`` exists."""
+
+    def die(*_: Any, **__: Any) -> None:
+        if (FOLDER / "dies").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    when, target = os.environ["SGLANG_DFLASH_TEST_DIES"].split()
+    _hook(when, target, die)
+
+
+def surroundings() -> None:
+    """``clock``: the seconds by which the machine's clock has jumped; ``full``: the disk under the log is full."""
+    own = time.time
+
+    def jumped() -> float:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return own() + float((FOLDER / "clock").read_text())
+        return own()
+
+    def fill(*_: Any, **__: Any) -> None:
+        if (FOLDER / "full").exists():
+            for descriptor in (1, 2):
+                os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+
+    time.time = jumped
+    for target in ("scheduler.Scheduler.get_next_batch_to_run", "tokenizer_manager.TokenizerManager.generate_request"):
+        _hook("BEFORE", f"sglang.srt.managers.{target}", fill)
+
+
 def oracle() -> None:
     """Random drafters guess right, so that blocks of every accept length are committed.
 
@@ -75,7 +108,7 @@ def oracle() -> None:
         known, prompt = answers(), list(req.origin_input_ids)
         if isinstance(known, dict):
             return list(known.get(req.rid.partition("/")[0], [])[anchor - len(prompt) + 1 :])
-        return list(next(answer for answer in known if answer[: len(prompt)] == prompt)[anchor + 1 :])
+        return list(next((answer for answer in known if answer[: len(prompt)] == prompt), prompt)[anchor + 1 :])
 
     def know_answers(_: None, draft: Any, step: Any) -> None:
         if (FOLDER / "answers.json").exists():

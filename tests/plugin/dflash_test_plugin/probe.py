@@ -163,19 +163,49 @@ def pools() -> None:
     """Add lost slots to ``/server_info``; of a server at rest all must be 0."""
 
     def count_lost(result: Any, scheduler: Any, *_: Any) -> Any:
-        requests, kv, cache = scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+        requests, cache = scheduler.req_to_token_pool, scheduler.tree_cache
         stats = scheduler.pool_stats_observer.get_pool_stats()
-        result.internal_state["pools"] = {
-            "kv slots": kv.size - stats.full_available_size - stats.full_evictable_size,
-            "states": requests.mamba_pool.size - stats.mamba_available_size - stats.mamba_evictable_size,
+        lost = result.internal_state["pools"] = {
+            "kv slots": stats.full_capacity - stats.full_available_size - stats.full_evictable_size,
             # A row has its ring of the drafter's K/V and its records of a block.
-            "rows": requests.size - requests.available_size(),
-            "locked in the prefix cache": cache.full_protected_size() + cache.mamba_protected_size(),
+            "rows": requests.size + getattr(requests, "pre_alloc_size", 0) - requests.available_size(),
+            "locked in the prefix cache": cache.full_protected_size(),
             "steps without counts": len(scheduler.draft_worker._flight._steps),
         }
+        if stats.is_hybrid_swa:
+            lost["sliding slots"] = stats.swa_capacity - stats.swa_available_size - stats.swa_evictable_size
+        if stats.is_hybrid_ssm:
+            states = requests.mamba_pool.size
+            lost["states"] = states - stats.mamba_available_size - stats.mamba_evictable_size
+            lost["locked states"] = cache.mamba_protected_size()
+        if (rings := scheduler.draft_worker.rings) is not None:
+            lost["tail slots"] = rings.tails._size - len(rings.tails._free) - int((rings.tails._uses > 0).sum())
         return result
 
     _hook("AFTER", "sglang.srt.managers.scheduler.Scheduler.get_internal_state", count_lost)
+
+
+def tails() -> None:
+    """A prefix hit copies only slots that were written for the same tokens at the same positions."""
+    written: dict[int, int] = {}
+
+    def texts(req: Any, end: int, slots: Any) -> dict[int, int]:
+        text = np.array([*req.origin_input_ids, *req.output_ids][:end], dtype=np.int32)
+        return {slot: hash(text[: end - i].tobytes()) for i, slot in enumerate(slots.tolist()[::-1])}
+
+    def keep(_: None, rings: Any, req: Any) -> None:
+        if (tail := rings.tails.find(req.last_node, req.kv.cache_protected_len)) is not None:
+            written.update(texts(req, tail.end, tail.slots))
+
+    def start(original: Callable[..., None], rings: Any, row: int, req: Any, prefix: int) -> None:
+        before = len(rings.copies)
+        original(rings, row, req, prefix)
+        for _, slots in rings.copies[before:]:
+            read = texts(req, prefix, slots)
+            assert read == {slot: written[slot] for slot in read}, f"{req.rid} reads the tail of another text"
+
+    _hook("AFTER", "sglang_dflash.features.window.DraftRings.keep_tail", keep)
+    _hook("AROUND", "sglang_dflash.features.window.DraftRings._start", start)
 
 
 def acceptance() -> None:
