@@ -339,7 +339,8 @@ def gdn_commit(states, records, rows, slots, counts, track_slots=None, track_cou
     layers, _, HV, V, K = states.shape
     ring = records.updates.shape[3]
     if len(slots):
-        values = min(_COMMITTED, max(16, triton.next_power_of_2(V)))
+        most = _COMMITTED if records.keys.element_size() == 2 else _COMMITTED // 2  # fp32 records spill on sm_86
+        values = min(most, max(16, triton.next_power_of_2(V)))
         gdn_commit_kernel[(triton.cdiv(V, values) * HV, len(slots), layers)](
             states, *records, *vectors, HV, HV // records.keys.shape[2],
             *(stride for x in (states, *records[:3]) for stride in x.stride()[:2]),

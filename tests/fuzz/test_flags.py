@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.check.published import published_pairs
+from sglang_dflash.plan.published import published_pairs
 
 from sglang_dflash.check import machine
 from sglang_dflash.check.flags import check_unread, parse, sglang_parser

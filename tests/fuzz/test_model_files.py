@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.check.published import accept_lengths, card_of_drafter, other_target, published_pairs
+from sglang_dflash.plan.published import accept_lengths, card_of_drafter, other_target, published_pairs
 
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles

@@ -275,18 +275,22 @@ def test_walk_candidates(bs: int, n: int, k: int, rank: int, dtype: torch.dtype)
     gates, unary = torch.randn(bs, n, rank, device=DEVICE).to(dtype), torch.randn(bs, n, k, device=DEVICE)
     anchors, positions = ints(0, 300, bs, 16)[:, 0], ints(0, 9000, bs, 16)[:, 0]  # columns of the block
     walk = candidates, unary, anchors, positions
-    pairs = (gates, predecessors, successors) if rank else None
-    best, *_ = compare("walk_candidates", *walk, pairs=pairs, tolerance=1e-4)
+    codebooks = (gates, predecessors, successors) if rank else None
+    best, *_ = compare("walk_candidates", *walk, codebooks=codebooks, tolerance=1e-4)
     noise = noise_of(bs)
-    drawn, *_ = compare("walk_candidates", *walk, noise, pairs, tolerance=1e-4)
-    assert rank or not torch.equal(drawn, best)  # pairs make the best candidate sure
-    greedy, *_ = compare("walk_candidates", *walk, noise._replace(top_ks=noise.top_ks // 99 + 1), pairs, tolerance=1e-4)
+    drawn, *_ = compare("walk_candidates", *walk, noise, codebooks, tolerance=1e-4)
+    assert rank or not torch.equal(drawn, best)  # codebooks make the best candidate sure
+    greedy, *_ = compare(
+        "walk_candidates", *walk, noise._replace(top_ks=noise.top_ks // 99 + 1), codebooks, tolerance=1e-4
+    )
     assert torch.equal(greedy, best)
 
 
 def test_a_walk_takes_the_first_of_equal_candidates() -> None:
     candidates, equal = ints(0, 300, 2, 3, 8), torch.ones(2, 3, 8, device=DEVICE)
     books = torch.zeros(300, 4, device=DEVICE)
-    for pairs in (None, (torch.zeros(2, 3, 4, device=DEVICE), books, books)):
-        tokens, leads, *_ = compare("walk_candidates", candidates, equal, ints(0, 9, 2), ints(0, 9, 2), pairs=pairs)
+    for codebooks in (None, (torch.zeros(2, 3, 4, device=DEVICE), books, books)):
+        tokens, leads, *_ = compare(
+            "walk_candidates", candidates, equal, ints(0, 9, 2), ints(0, 9, 2), codebooks=codebooks
+        )
         assert torch.equal(tokens, candidates[..., 0]) and not leads.any()

@@ -144,7 +144,7 @@ def test_the_walk_in_numpy_takes_the_first_of_equals_and_leaves_its_inputs() -> 
     unary, (predecessors, successors) = torch.zeros(2, 3, 4), torch.ones(2, 16, 8, dtype=torch.bfloat16)
     candidates = torch.arange(16).flip(0).view(2, 2, 4)[:, [0, 1, 0]]
     first, gates = torch.zeros(2).long(), torch.ones(2, 3, 8, dtype=torch.bfloat16)
-    tokens, leads = walk_candidates(candidates, unary, first, first, pairs=(gates, predecessors, successors))
+    tokens, leads = walk_candidates(candidates, unary, first, first, codebooks=(gates, predecessors, successors))
     assert torch.equal(tokens, candidates[..., 0]) and not leads.any() and not unary.any()
 
 
