@@ -11,13 +11,13 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.plan.published import published_pairs
 
 from sglang_dflash.check import machine
 from sglang_dflash.check.flags import check_unread, parse, sglang_parser
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
+from sglang_dflash.plan.published import published_pairs
 from sglang_dflash.plan.settings import READ, flag_of
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged

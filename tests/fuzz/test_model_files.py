@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_dflash.plan.published import accept_lengths, card_of_drafter, other_target, published_pairs
 
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
@@ -20,6 +19,7 @@ from sglang_dflash.drafter.config import DrafterConfig, load_config
 from sglang_dflash.errors import Finding, first, raise_first_error
 from sglang_dflash.plan.pair import Pair
 from sglang_dflash.plan.pair_rules import Rule
+from sglang_dflash.plan.published import accept_lengths, card_of_drafter, other_target, published_pairs
 from sglang_dflash.plan.widths import read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files

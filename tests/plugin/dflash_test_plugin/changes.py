@@ -23,7 +23,8 @@ from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _ran
 
 _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 _TIMES = "sglang_dflash.step.flight.Flight.times"
-_MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 12: 26.0, 16: 30.0}  # per step and width: rejected drafts do not pay
+# Per step and width: rejected drafts do not pay.
+_MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 12: 26.0, 16: 30.0}
 _LIKELY = 0.3
 
 
