@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
@@ -52,10 +52,11 @@ class Figures:
             for series in SERIES:
                 self._outputs[series.figure].append(_exporter(series, most))
 
-    def count(self, name: str, keys: Iterable[int]) -> None:
-        for key in keys:
-            self._counts[name][key] += 1
-            self._export(name, key, 1)
+    def count(self, name: str, keys: Sequence[int]) -> None:
+        self._counts[name].update(keys)
+        if self.exported:
+            for key in keys:
+                self._export(name, key, 1)
 
     def add(self, name: str, number: int) -> None:
         self._totals[name] += number

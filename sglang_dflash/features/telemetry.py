@@ -41,6 +41,7 @@ class Telemetry(Feature):
     def __init__(self, width: Width, not_finite: Tensor, figures: Figures, payoff: Payoff | None = None) -> None:
         self._width, self._on_device, self._figures, self._payoff = width, not_finite, figures, payoff
         self._launched = 0
+        figures.set(PAYS, True)  # the series exists from the start, and 0 is an alert
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
 
     def keep(self, step: Step) -> Tensor | None:
@@ -77,9 +78,10 @@ class Telemetry(Feature):
     def info(self) -> dict[str, Any]:
         """Return the figures and the judgement."""
         lengths = self._figures.counted(BLOCKS)
+        tokens = sum(length * blocks for length, blocks in lengths.items())
         return {
             **self._figures.info(),
-            "mean_accept_length": sum(lengths.elements()) / lengths.total() if lengths else None,
+            "mean_accept_length": tokens / lengths.total() if lengths else None,
             "weight_versions": self._versions,
             "drafting": None if self._payoff is None else self._payoff.section(self._width.policy),
         }
