@@ -195,6 +195,7 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
     records = record_length(settings, block) if replay else 0
     dtype = state_dtype(settings, pair, device) if replay else None
     against = reasons_against_exact(settings, pair, device, replay=replay) if requested else ()
+    exact = requested and not against
     return ServingPlan(
         files=pair.drafter_files,
         drafter=drafter,
@@ -207,14 +208,14 @@ def decide(settings: Settings, pair: Pair, device: Device, *, hybrid: bool) -> S
         copies=copies,
         overlap=not settings.disable_overlap_schedule and not (recurrent and _resumes_retracted(settings)),
         role=cast(Role, settings.disaggregation_mode),
-        exact=requested and not against,
+        exact=exact,
         inexact=against,
         overrides=settings.drafter_overrides,
         hybrid=hybrid,
         groups=settings.groups,
         own_attention=pair.has_drafter and backend == OUR_BACKEND,
         one_forward=settings.wants_one_forward and pair.has_drafter and backend == OUR_BACKEND,
-        verify_attention=not (requested and not against) and settings.variable(VERIFY_SWITCH) != "0",
+        verify_attention=not exact and settings.variable(VERIFY_SWITCH) != "0",
         state_dtype=dtype,
         by_default=widths is not None and pair.has_drafter and not settings.speculative_adaptive,
     )

@@ -43,10 +43,8 @@ class WidthConfig:
     def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
         """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
         if not self.widths:
-            powers, drafted = (
-                {1 << n for n in range(block_size.bit_length())},
-                min(drafter_block or block_size, block_size),
-            )
+            powers = {1 << exponent for exponent in range(block_size.bit_length())}
+            drafted = min(drafter_block or block_size, block_size)
             return tuple(sorted({*powers, *((12,) if drafted >= 16 else ()), drafted, block_size}))
         if self.widths[-1] > block_size:
             raise DFlashError(

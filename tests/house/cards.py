@@ -1,6 +1,6 @@
 """Tables of pairs and GPUs, as ``sglang-dflash check`` predicts them.
 
-``python -m tests.house.cards`` writes the table of README.md and that of docs/setup.md anew.
+``python -m tests.house.cards`` rewrites the tables of README.md and docs/setup.md.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ PAIRS = [
     ),
 ]  # fmt: skip
 SPARK = "--mem-fraction-static 0.8 --kv-cache-dtype fp8_e4m3 --attention-backend flashinfer --chunked-prefill-size 2048"
-# GPU, target, flags that its users set, and what the prediction rests on
+# GPU, target, flags that its users set, and the evidence
 ONE_CARD = [
     ("rtx4090", "openai/gpt-oss-20b", "", "predicted"),
     ("rtx4090", "Qwen/Qwen3.5-9B", "", "predicted"),

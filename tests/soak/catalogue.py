@@ -129,8 +129,8 @@ def _tag(sources: _Sources) -> Entry:
     """The answer begins with a brace, which the tag makes a pair of braces around JSON."""
     prompt = next(sources.questions)
     tag = {"begin": "{", "schema": json.loads(schema_of(prompt)), "end": "}"}
-    told = json.dumps({"type": "structural_tag", "structures": [tag], "triggers": ["{"]})
-    return _generate("structural tag", chat_ids(sources.pair, [prompt])[0], sources.params(structural_tag=told))
+    tag_format = json.dumps({"type": "structural_tag", "structures": [tag], "triggers": ["{"]})
+    return _generate("structural tag", chat_ids(sources.pair, [prompt])[0], sources.params(structural_tag=tag_format))
 
 
 def _session(sources: _Sources) -> Entry:

@@ -62,7 +62,7 @@ def a_step(bs: int, width: int, first: int) -> Any:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(WIDTH, WIDTH + 2)), min_size=1, max_size=6))
 def test_a_graph_reads_the_blocks_of_the_batch_and_padding(steps: list[tuple[int, int]]) -> None:
-    """Whatever ran before, rows past the batch have row, slot and length 0: their K/V overwrite no request's."""
+    """Rows past the batch have row, slot and length 0 after a larger batch too: their K/V overwrite no request's."""
     with pytest.MonkeyPatch.context() as patch:
         graphs = capturing(patch)
         graphs.capture()
