@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, ParamSpec
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-Parameters = ParamSpec("Parameters")
-Level = Literal["ok", "note", "warn", "error"]
+Level = Literal["ok", "note", "warn", "error", "builtin"]
 MAX_CHARACTERS = 4000  # characters; a part may quote a whole file
 
 
@@ -43,7 +42,7 @@ def printable(text: str) -> str:
 class Finding:
     """One checked fact, ``about``; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
 
-    ``estimated``: whether it depends on estimated sizes. A server logs it as a warning and starts.
+    ``estimated``: whether it depends on estimated sizes.
     """
 
     level: Level
@@ -68,22 +67,12 @@ ok = partial(Finding, "ok")
 note = partial(Finding, "note")  # never changes the exit status of ``check``
 warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
 error = partial(Finding, "error")
+builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 
 
-def apply(
-    about: str, rule: Callable[Parameters, Finding], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Finding:
-    try:
-        return replace(rule(*args, **kwargs), about=about)
-    except DFlashError as raised:
-        return Finding.of(raised, about)
-
-
-def first(
-    about: str, rule: Callable[Parameters, Iterator[Finding]], *args: Parameters.args, **kwargs: Parameters.kwargs
-) -> Finding:
-    """Return the first finding of a rule, and an ok one without any."""
-    return apply(about, lambda: next(rule(*args, **kwargs), ok("as expected")))
+def first_true(reasons: Mapping[str, object]) -> str | None:
+    """Return the first reason that applies, or None."""
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:

@@ -40,7 +40,8 @@ def is_registered() -> bool:
 
 
 def _register_hooks() -> None:
-    from sglang_dflash.launch import resolve
+    from sglang_dflash import enter
+    from sglang_dflash.launch import told
     from sglang_dflash.upstream import hooks
     from sglang_dflash.upstream.launch import register_resolution_hook
 
@@ -48,36 +49,38 @@ def _register_hooks() -> None:
     hooks.register(of_all)
     if "sglang.srt.managers.scheduler" in sys.modules:  # elsewhere their kernels would initialise the GPU
         hooks.register(of_schedulers)
-    register_resolution_hook("handle_model_source_paths")(resolve.after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(resolve.around_speculation)
+    register_resolution_hook("handle_model_source_paths")(told.after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(enter.around_speculation)
 
 
 def tables() -> tuple[Hooks, Hooks]:
     """Return what is hooked before there is a plan, in every process and in schedulers."""
-    from sglang_dflash.launch import capture, flags, resolve, takeover
+    from sglang_dflash import enter
+    from sglang_dflash.launch import old_flags, told
+    from sglang_dflash.model import capture
     from sglang_dflash.upstream.hooks import Hooks
 
     of_all = Hooks(
         before={
-            "configs.model_config.ModelConfig.__init__": resolve.override_drafter,
-            "configs.model_config.ModelConfig._derive_context_length": resolve.lift_context,
-            "managers.detokenizer_manager.DetokenizerManager.__init__": takeover.enter_detokenizer,
+            "configs.model_config.ModelConfig.__init__": told.override_drafter,
+            "configs.model_config.ModelConfig._derive_context_length": told.lift_context,
+            "managers.detokenizer_manager.DetokenizerManager.__init__": enter.enter_detokenizer,
         },
         around={CREATE_WORKER.removeprefix("sglang.srt."): _choose_worker},
-        after={"server_args.ServerArgs.add_cli_args": flags.accept_old_flags},
+        after={"server_args.ServerArgs.add_cli_args": old_flags.accept_old_flags},
     )
     parts = "model_executor.model_runner_components"
     of_schedulers = Hooks(
         around={
             f"{parts}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
-            f"{parts}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": resolve.capture_without_drafter,
+            f"{parts}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": told.capture_without_drafter,
         }
     )
     return of_all, of_schedulers
 
 
 def _choose_worker(original: Callable[..., type], *args: Any) -> type:
-    from sglang_dflash.launch.takeover import choose_worker  # imports no SGLang module before it is called
+    from sglang_dflash.enter import choose_worker  # imports no SGLang module before it is called
 
     return choose_worker(original, *args)
 

@@ -86,7 +86,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
             return None
         from sglang.srt.runtime_context import get_server_args
 
-        from sglang_dflash.launch.takeover import worker_for
+        from sglang_dflash.enter import worker_for
 
         return worker_for(get_server_args())
 

@@ -10,11 +10,9 @@ from typing import Any
 from sglang_dflash.check.machine import SMALL_CHUNK, highest_fraction, prefill_chunk
 from sglang_dflash.check.memory import MemoryTable, divide, sizing_of
 from sglang_dflash.check.pools import Pools
-from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import STATE_SHARE, TOKENS_PER_REQUEST
-from sglang_dflash.plan.layers import count
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.settings import SLOTS, Settings, flag_of
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.division import STATE_SHARE, TOKENS_PER_REQUEST
+from sglang_dflash.launch.settings import SLOTS, Settings, flag_of
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
@@ -45,7 +43,7 @@ class Advice:
         return cls(flag, pools.running, pools.tokens, pools.prefixes, price, gpus)
 
 
-def more_requests(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> list[Advice]:
+def more_requests(launch: Launch, memory: MemoryTable) -> list[Advice]:
     """Return the mildest value of each flag that lets all requests run, or else the most.
 
     If no request fits, also the flags of a card that is nearly full of weights, and the number of GPUs that is enough.
@@ -54,8 +52,8 @@ def more_requests(settings: Settings, device: Device, pair: Pair, memory: Memory
     wanted = served.sizing.max_running
     if served.running >= wanted:
         return advice
-    for name, values in _changes(settings, memory):
-        tried = [_pools(settings.changed(**{name: value}), device, pair, memory) for value in values]
+    for name, values in _changes(launch.settings, memory):
+        tried = [_pools(launch.changed(**{name: value}), memory) for value in values]
         if name == _RATIO:  # K/V for one full context must remain
             tried = [*takewhile(lambda pools: pools.tokens >= min(pools.sizing.context, served.tokens), tried)]
         running = [pools.requests_of(TOKENS_PER_REQUEST) for pools in tried]
@@ -64,17 +62,17 @@ def more_requests(settings: Settings, device: Device, pair: Pair, memory: Memory
             flag = f"{flag_of(name)} {values[index]}"
             advice.append(Advice.of(flag, best, _PRICES.get(name, "")))
     if not served.running:
-        advice += [*_together(settings, device, pair, memory), *_on_more_gpus(settings, device, pair, memory)]
+        advice += [*_together(launch, memory), *_on_more_gpus(launch, memory)]
     return advice
 
 
-def _together(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Iterator[Advice]:
+def _together(launch: Launch, memory: MemoryTable) -> Iterator[Advice]:
     """Yield the flags of SGLang's cookbook for Qwen3.8-27B on an RTX 5090, with others until a long answer fits."""
-    changes: dict[str, Any] = {"chunked_prefill_size": min(SMALL_CHUNK, prefill_chunk(device, settings))}
+    changes: dict[str, Any] = {"chunked_prefill_size": min(SMALL_CHUNK, prefill_chunk(launch))}
     tried = list[tuple[dict[str, Any], Pools]]()
-    for added in _rounding(settings, device, memory):
+    for added in _rounding(launch, memory):
         changes |= added
-        tried += [_most(changes, settings, device, pair, memory)]
+        tried += [_most(changes, launch, memory)]
         if tried[-1][1].requests_of(TOKENS_PER_REQUEST):
             break
     best, pools = max(tried, key=lambda each: each[1].tokens)
@@ -84,33 +82,30 @@ def _together(settings: Settings, device: Device, pair: Pair, memory: MemoryTabl
         yield Advice.of(flags, pools, ", ".join(["short chunks", *prices]))
 
 
-def _rounding(settings: Settings, device: Device, memory: MemoryTable) -> Iterator[dict[str, Any]]:
+def _rounding(launch: Launch, memory: MemoryTable) -> Iterator[dict[str, Any]]:
     is_hybrid = memory.served.state.slot > 0
-    yield {"mamba_ssm_dtype": "bfloat16"} if is_hybrid and settings.mamba_ssm_dtype is None else {}
+    yield {"mamba_ssm_dtype": "bfloat16"} if is_hybrid and launch.settings.mamba_ssm_dtype is None else {}
     if is_hybrid and memory.served.sizing.slots_per_request == SLOTS["extra_buffer"]:
         yield {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
-    if settings.kv_cache_dtype == "auto" and (device.capability or (0, 0)) >= _HAS_FP8:
+    if launch.settings.kv_cache_dtype == "auto" and (launch.device.capability or (0, 0)) >= _HAS_FP8:
         yield {"kv_cache_dtype": "fp8_e4m3"}
 
 
-def _most(
-    changes: dict[str, Any], settings: Settings, device: Device, pair: Pair, memory: MemoryTable
-) -> tuple[dict[str, Any], Pools]:
+def _most(changes: dict[str, Any], launch: Launch, memory: MemoryTable) -> tuple[dict[str, Any], Pools]:
     """Return the number of requests with which most long answers fit, and the fraction of memory for it."""
     tried = list[tuple[dict[str, Any], Pools]]()
     for running in range(1, min(_FEW, memory.served.sizing.max_running) + 1):
-        few = settings.changed(**changes, max_running_requests=running * settings.groups)
-        highest = highest_fraction(device, few, count(pair.text, "vocab_size", 0))
-        flags = {"mem_fraction_static": max(highest, memory.fraction), **changes}
-        flags["max_running_requests"] = few.max_running_requests
-        tried.append((flags, _pools(settings.changed(**flags), device, pair, memory)))
+        most = {"max_running_requests": running * launch.settings.groups}
+        highest = highest_fraction(launch.changed(**changes, **most))
+        flags = {"mem_fraction_static": max(highest, memory.fraction), **changes, **most}
+        tried.append((flags, _pools(launch.changed(**flags), memory)))
     return max(tried, key=lambda each: each[1].requests_of(TOKENS_PER_REQUEST))
 
 
-def _on_more_gpus(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Iterator[Advice]:
+def _on_more_gpus(launch: Launch, memory: MemoryTable) -> Iterator[Advice]:
     for gpus in (2, 4, 8):
-        if gpus > settings.tp_size:
-            pools = _pools(settings.changed(tp_size=gpus), device, pair, memory)
+        if gpus > launch.settings.tp_size:
+            pools = _pools(launch.changed(tp_size=gpus), memory)
             if pools.running:
                 yield Advice.of(f"--tp-size {gpus}", pools, f"{gpus} GPUs", gpus)
                 return
@@ -141,6 +136,6 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
         yield "speculative_num_draft_tokens", [sizing.block // 2]
 
 
-def _pools(settings: Settings, device: Device, pair: Pair, memory: MemoryTable) -> Pools:
-    static = int((device.memory or 0) * (settings.mem_fraction_static or memory.fraction))
-    return divide(settings, sizing_of(settings, device, pair), static)[0]
+def _pools(launch: Launch, memory: MemoryTable) -> Pools:
+    static = int((launch.device.memory or 0) * (launch.settings.mem_fraction_static or memory.fraction))
+    return divide(launch, sizing_of(launch), static)[0]

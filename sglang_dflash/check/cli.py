@@ -24,10 +24,10 @@ from sglang_dflash.check.flags import check_unread, pair_arguments, parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
-from sglang_dflash.launch.flags import modernise_argv
-from sglang_dflash.plan.device import Device, why_no_accelerator
-from sglang_dflash.plan.published import AUTO, card_of_drafter, published_drafters
-from sglang_dflash.plan.settings import flag_of
+from sglang_dflash.launch.device import Device, why_no_accelerator
+from sglang_dflash.launch.old_flags import modernise_argv
+from sglang_dflash.launch.published import AUTO, card_of_drafter, published_drafters
+from sglang_dflash.launch.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
 SUMMARIES = {

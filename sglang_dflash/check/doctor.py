@@ -14,10 +14,10 @@ import typer
 from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.check.machine import find_gpu
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.choice import ON_ROCM
-from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
-from sglang_dflash.plan.division import size
-from sglang_dflash.plan.settings import SWITCH, Settings
+from sglang_dflash.launch.choice import ON_ROCM
+from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.launch.division import size
+from sglang_dflash.launch.settings import SWITCH, Settings
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
 # by common name
@@ -84,7 +84,7 @@ class Report:
         yield ""
         yield from (f"{name:12}{value}" for name, value in facts.items())
         if verbose:
-            yield "\nPatched in SGLang here; a scheduler adds what its plan needs (launch/takeover.py: tables)"
+            yield "\nPatched in SGLang here; a scheduler adds what its plan needs (enter.py: tables)"
             yield from self.patched
 
 
@@ -112,12 +112,12 @@ def _serving_device() -> tuple[Device, list[str]]:
         from sglang_dflash.upstream.launch import load_plugins
 
         load_plugins()
-        from sglang_dflash.launch import takeover
+        from sglang_dflash.launch import told
         from sglang_dflash.plugin import is_registered
         from sglang_dflash.upstream.hooks import installed
 
-        takeover.refuse_without_accelerator()
-        device = CPU if takeover.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
+        told.refuse_without_accelerator()
+        device = CPU if told.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
@@ -132,7 +132,7 @@ def _serving_device() -> tuple[Device, list[str]]:
         )
     if device.is_rocm:
         raise Builtin(ON_ROCM, expected="a CUDA GPU", remedy="none needed: SGLang's own worker serves DFLASH here")
-    takeover.check_sglang()
+    told.check_sglang()
     return device, installed()
 
 

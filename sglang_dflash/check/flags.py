@@ -10,13 +10,11 @@ from typing import NoReturn
 
 from sglang_dflash.check.machine import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, warn
-from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import size
-from sglang_dflash.plan.layers import count
-from sglang_dflash.plan.pair import OUR_BACKEND, Pair
-from sglang_dflash.plan.published import AUTO, drafter_of
-from sglang_dflash.plan.settings import READ, Settings, flag_of
-from sglang_dflash.plan.states import flashinfer_states
+from sglang_dflash.launch.asked import OUR_BACKEND, Launch
+from sglang_dflash.launch.division import size
+from sglang_dflash.launch.published import AUTO, drafter_of
+from sglang_dflash.launch.settings import READ, Settings, flag_of
+from sglang_dflash.launch.states import flashinfer_states
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
@@ -110,9 +108,10 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
     )
 
 
-def check_linear_backends(settings: Settings, device: Device, cuda: str | None) -> Iterator[Finding]:
+def check_linear_backends(launch: Launch, cuda: str | None) -> Iterator[Finding]:
     """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    flag, dtype = flashinfer_states(settings, device), settings.mamba_ssm_dtype
+    settings, device = launch.settings, launch.device
+    flag, dtype = flashinfer_states(launch), settings.mamba_ssm_dtype
     if flag is not None and dtype != "bfloat16":
         level, given = (note, "") if dtype is None else (error, f", and --mamba-ssm-dtype is {dtype}")
         yield level(
@@ -145,8 +144,9 @@ _READ_AS = {
 _REQUANTISES = {"quark_mxfp4"}
 
 
-def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Finding]:
-    flag, stored = (settings.quantization or "").replace("_tensors", "-tensors"), pair.quantisation_method
+def check_flags(launch: Launch) -> Iterator[Finding]:
+    settings, device, stored = launch.settings, launch.device, launch.quantisation_method
+    flag = (settings.quantization or "").replace("_tensors", "-tensors")
     if device.kind == "cpu" and (scheme := flag or stored):
         yield error(
             f"the target is quantised with {scheme}, and no CPU serves that",
@@ -161,7 +161,7 @@ def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Find
             remedy="leave --quantization out",
             about="quantisation",
         )
-    if settings.enable_torch_compile and pair.kind is None and pair.drafter.selector_top_k:
+    if settings.enable_torch_compile and launch.kind is None and launch.drafter.selector_top_k:
         yield warn(
             "--enable-torch-compile with a DFlash2 drafter: users report that the capture of CUDA graphs fails",
             expected="CUDA graphs alone",
@@ -169,7 +169,7 @@ def check_flags(settings: Settings, pair: Pair, device: Device) -> Iterator[Find
             about="torch.compile",
         )
     fraction = settings.mem_fraction_static or 0
-    highest = highest_fraction(device, settings, count(pair.text, "vocab_size", 0))
+    highest = highest_fraction(launch)
     least = (1 - highest) * (1 if device.is_unified else _LEAST_LEFT)
     if device.memory and 1 - fraction < least:
         kind = "unified memory, which the host's programs share" if device.is_unified else "device memory"

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.device import CPU, UNKNOWN_GPU, Device
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.launch.layers import count
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -23,7 +24,7 @@ _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA o
 _ASK_TORCH = """
 import json, sys
 from dataclasses import asdict
-from sglang_dflash.plan.device import local_gpu
+from sglang_dflash.launch.device import local_gpu
 print(json.dumps(asdict(local_gpu(int(sys.argv[1])))))
 """
 
@@ -52,29 +53,29 @@ GPUS = {
 }
 
 
-def highest_fraction(device: Device, settings: Settings, vocab: int) -> float:
-    """Return the largest proposed share of device memory for weights and pools; ``vocab``: tokens of the target.
+def highest_fraction(launch: Launch) -> float:
+    """Return the largest proposed share of device memory for weights and pools.
 
     With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
     Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
     estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough. On
     an RTX 5090 0.91 was enough for a chunk of 1,024, and 0.94 was not (the cookbook).
     """
+    settings, device = launch.settings, launch.device
     if device.is_unified or not device.memory:
         return 0.8 if device.is_unified else _HIGHEST
-    gib = device.memory // GIB
-    chunk = max(prefill_chunk(device, settings), SMALL_CHUNK)
+    chunk = max(prefill_chunk(launch), SMALL_CHUNK)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
-    logits = 4 * vocab * settings.running * (settings.block or 16) / MIB
-    share = 1 - (max(reserved, 10_240 if gib >= 60 else 0) + logits) * MIB / device.memory
+    logits = 4 * count(launch.text, "vocab_size", 0) * settings.running * (settings.block or 16) / MIB
+    share = 1 - (max(reserved, 10_240 if device.memory >= 60 * GIB else 0) + logits) * MIB / device.memory
     return min(_HIGHEST, max(0.0, math.floor(100 * share) / 100))
 
 
-def prefill_chunk(device: Device, settings: Settings) -> int:
+def prefill_chunk(launch: Launch) -> int:
     """Return the tokens of a prefill chunk; SGLang's default depends on the device's memory."""
-    gib = (device.memory or 0) // GIB
+    gib = (launch.device.memory or 0) // GIB
     chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
-    return settings.chunked_prefill_size or chunk
+    return launch.settings.chunked_prefill_size or chunk
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.plan.division import STATE_SHARE, TokenPools, history_columns, state_slots, window_tokens
-from sglang_dflash.plan.serving import DraftWindow
+from sglang_dflash.launch.division import STATE_SHARE, TokenPools, history_columns, state_slots, window_tokens
+from sglang_dflash.launch.plan import DraftWindow
 
 
 @dataclass(frozen=True)

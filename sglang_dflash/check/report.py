@@ -15,16 +15,14 @@ from sglang_dflash.check.flags import check_flags, check_linear_backends
 from sglang_dflash.check.memory import MemoryTable, expected_memory, sizing_of, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
-from sglang_dflash.plan.choice import left_untouched, reason_for_builtin, refuse_builtin
-from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.division import TOKENS_PER_REQUEST, size
-from sglang_dflash.plan.exact import check_exact
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import ITS_DRAFTER
-from sglang_dflash.plan.published import published_drafters
-from sglang_dflash.plan.rules import check_rules
-from sglang_dflash.plan.serving import ServingPlan, decide
-from sglang_dflash.plan.settings import SWITCH, Settings
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import Device
+from sglang_dflash.launch.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.launch.pair_rules import ITS_DRAFTER
+from sglang_dflash.launch.plan import ServingPlan, decide
+from sglang_dflash.launch.published import published_drafters
+from sglang_dflash.launch.rules import EARLY, LATE, judge
+from sglang_dflash.launch.settings import Settings
 
 TITLE = 72  # columns before the verdict
 MIN_LENGTH = 2048  # for a prompt and a short answer
@@ -156,40 +154,38 @@ def _pools_json(pools: Pools) -> dict[str, Any]:
 
 
 def preflight(settings: Settings, device: Device) -> Report:
-    """Check the pair and its flags, decide the plan, and divide the memory. A refusal ends the report."""
-    findings = list[Finding]()
+    """Apply the rules of a start, decide the plan, and divide the memory. A refusal ends the report."""
+    launch, findings = Launch.of(settings, device), list[Finding]()
     try:
-        settings.validate()
-        if settings.wants_builtin:
-            refuse_builtin(device)
-        pair = Pair.of(settings)
-        reason = f"{SWITCH}=builtin" if settings.wants_builtin else left_untouched(settings, pair, device)
-        if reason is None:
-            findings += _one_cause(check_rules(settings, pair, device), settings.model_path)
-            findings += check_linear_backends(settings, device, torch.version.cuda)
-            findings += check_flags(settings, pair, device)
-            if pair.kind or any(finding.level == "error" for finding in findings):
-                return Report(findings)
-            reason = reason_for_builtin(settings, pair, device)
-        if reason is not None:
-            value = f"SGLang's own worker serves this pair: {reason}. `check` cannot predict its memory"
-            return Report(
-                [*findings, warn(value, expected="arguments that this package's worker serves", about="worker")]
-            )
-        findings.append(ok("sglang-dflash", about="worker"))
-        plan = decide(settings, pair, device, hybrid=pair.hybrid)
+        findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
+        if _goes_on(findings):
+            findings += [*check_linear_backends(launch, torch.version.cuda), *check_flags(launch)]
+        if _goes_on(findings):
+            findings += judge(launch, LATE)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, "configuration")])
-    findings += check_exact(plan.exact, plan.inexact)
-    if unknown := unknown_size(pair):
+    if not _goes_on(findings):
+        return Report([*map(_left, findings)])
+    plan = decide(launch)
+    if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        sizing = replace(sizing_of(settings, device, pair), copies=plan.copies)
-        memory = expected_memory(settings, device, pair, sizing)
+        memory = expected_memory(launch, replace(sizing_of(launch), copies=plan.copies))
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
-    findings += _sizes(settings, pair, memory)
-    return Report(findings, plan, memory, more_requests(settings, device, pair, memory))
+    findings += _sizes(launch, memory)
+    return Report(findings, plan, memory, more_requests(launch, memory))
+
+
+def _goes_on(findings: Iterable[Finding]) -> bool:
+    return all(finding.level not in ("error", "builtin") for finding in findings)
+
+
+def _left(finding: Finding) -> Finding:
+    if finding.level != "builtin":
+        return finding
+    value = f"SGLang's own worker serves this pair: {finding.value}. `check` cannot predict its memory"
+    return warn(value, expected="arguments that this package's worker serves", about="worker")
 
 
 def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
@@ -205,16 +201,16 @@ def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
     return [joined, *(finding for finding in findings if finding not in wrong)]
 
 
-def _sizes(settings: Settings, pair: Pair, memory: MemoryTable) -> Iterator[Finding]:
+def _sizes(launch: Launch, memory: MemoryTable) -> Iterator[Finding]:
     if not memory.static_bytes:
         yield ok("no GPU here; use --gpu or --memory-gib to check another machine", about=_RUNNING)
         return
-    smaller = "a smaller target" if settings.quantization or pair.quantisation_method else "a quantised target"
+    smaller = "a smaller target" if launch.settings.quantization or launch.quantisation_method else "a quantised target"
     weights, static = memory.served.sizing.weights, memory.static_bytes
     if memory.weighed and weights < static:
         yield ok(f"{size(weights)} of {size(static)}", about="weights")
     is_estimate = not memory.weighed or weights < static
-    yield replace(_running(settings, memory, smaller), about=_RUNNING, estimated=is_estimate)
+    yield replace(_running(launch.settings, memory, smaller), about=_RUNNING, estimated=is_estimate)
     yield replace(_tokens(memory.served, smaller), about=_LENGTH, estimated=True)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.layers import count, layers_of
-from sglang_dflash.plan.pair import DTYPE_BYTES
+from sglang_dflash.launch.asked import DTYPE_BYTES
+from sglang_dflash.launch.layers import count, layers_of
 
 
 def dtype_bytes(name: Any) -> float:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
 from sglang_dflash.features.figures import COPIED_BLOCKS, COPIED_TOKENS, Figures
+from sglang_dflash.launch.division import history_columns
 from sglang_dflash.ops import match_copies, offer_copies
 from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
-from sglang_dflash.plan.division import history_columns
 from sglang_dflash.width.policy import BUCKET
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
 
-from sglang_dflash.plan.serving import current
+from sglang_dflash.launch.plan import current
 from sglang_dflash.upstream.hooks import Hooks
 
 FIELD, TARGET_LAYERS = "hidden_states", "target_layers"

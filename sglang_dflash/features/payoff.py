@@ -18,7 +18,7 @@ from sglang_dflash.width.adaptive import SWITCH_NOW
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_dflash.plan.serving import ServingPlan
+    from sglang_dflash.launch.plan import ServingPlan
     from sglang_dflash.step.flight import Finished
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from sglang.srt.model_executor.pool_configurator import create_memory_pool_confi
 from sglang.srt.runtime_context import get_context, get_disagg, get_memory, get_parallel, get_schedule
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.division import TokenPools, size, state_slots, window_tokens
-from sglang_dflash.plan.serving import ServingPlan, current
-from sglang_dflash.plan.settings import in_transfer
+from sglang_dflash.launch.division import TokenPools, size, state_slots, window_tokens
+from sglang_dflash.launch.plan import ServingPlan, current
+from sglang_dflash.launch.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:

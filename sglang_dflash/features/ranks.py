@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.width import Buckets, Load, Width
-from sglang_dflash.plan.serving import current
+from sglang_dflash.launch.plan import current
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.plan.serving import ServingPlan
+from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.upstream import read_record
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_spec

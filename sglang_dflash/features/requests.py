@@ -16,8 +16,8 @@ from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.hidden import FIELD, TARGET_LAYERS, wants_target_layers
-from sglang_dflash.plan.rules import cannot_roll_back
-from sglang_dflash.plan.serving import current
+from sglang_dflash.launch.plan import current
+from sglang_dflash.launch.rules import cannot_roll_back
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:

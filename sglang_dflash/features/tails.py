@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_dflash.plan.serving import DraftWindow, current
+from sglang_dflash.launch.plan import DraftWindow, current
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sglang_dflash.width import AdaptiveWidth
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_dflash.plan.serving import ServingPlan
+    from sglang_dflash.launch.plan import ServingPlan
     from sglang_dflash.step.flight import Finished
     from sglang_dflash.step.step import Step
 

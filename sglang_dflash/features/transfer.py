@@ -8,7 +8,7 @@ from sglang.srt.disaggregation.base.conn import StateType
 from sglang.srt.disaggregation.utils import append_state_component
 from torch import Tensor
 
-from sglang_dflash.plan.serving import current
+from sglang_dflash.launch.plan import current
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sglang_dflash.features.feature import Feature
 from sglang_dflash.features.tails import Slots, Tail, Tails
+from sglang_dflash.launch.plan import DraftWindow, ServingPlan, current
+from sglang_dflash.launch.settings import in_transfer
 from sglang_dflash.ops import view_rings
-from sglang_dflash.plan.serving import DraftWindow, ServingPlan, current
-from sglang_dflash.plan.settings import in_transfer
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:

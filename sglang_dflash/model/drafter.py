@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
+from sglang_dflash.launch.plan import current
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.ops import Noise
-from sglang_dflash.plan.serving import current
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sglang_dflash.launch.plan import current
 from sglang_dflash.ops import by_device
-from sglang_dflash.plan.serving import current
 from sglang_dflash.states import reference, replay
 from sglang_dflash.upstream.hooks import Hooks
 

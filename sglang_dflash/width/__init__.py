@@ -2,5 +2,4 @@
 
 from sglang_dflash.width.adaptive import AdaptiveWidth as AdaptiveWidth
 from sglang_dflash.width.costs import CostTable as CostTable
-from sglang_dflash.width.policy import RandomWidth as RandomWidth
 from sglang_dflash.width.policy import WidthPolicy as WidthPolicy

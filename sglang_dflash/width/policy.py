@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
@@ -29,7 +28,7 @@ class Prospect:
 class WidthPolicy:
     """Chooses each step's block width, here always the widest.
 
-    A policy is a function of its calls (no clock, no unseeded randomness), so ranks choose equal widths.
+    A policy is a function of its calls (no clock, no randomness), so ranks choose equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -77,20 +76,3 @@ class WidthPolicy:
     def describe(self) -> dict[str, Any]:
         """Return the policy's part of ``/server_info``."""
         return {"policy": "fixed", "widths": list(self.widths)}
-
-
-class RandomWidth(WidthPolicy):
-    """A width drawn uniformly for each step, for recordings and tests."""
-
-    def __init__(self, *widths: int, seed: int = 0) -> None:
-        super().__init__(*widths)
-        self._random = Random(seed)
-
-    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
-        return self._random.choice(self.widths)
-
-    def fingerprint(self) -> int:
-        return hash(self._random.getstate()[1])
-
-    def describe(self) -> dict[str, Any]:
-        return {"policy": "random", "widths": list(self.widths)}

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.model_executor.runner import set_global_graph_memory_pool
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
-from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
+from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 
 if TYPE_CHECKING:
     from sglang_dflash.step.step import Step

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sglang_dflash.features.seeds import Seeds
 from sglang_dflash.features.window import DraftRings
+from sglang_dflash.launch.division import STAGED
 from sglang_dflash.model.drafter import StagedContext
 from sglang_dflash.ops import stage_block, take_drafts
-from sglang_dflash.plan.division import STAGED
 from sglang_dflash.step.step import Step
 from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.layout import ForwardBatches

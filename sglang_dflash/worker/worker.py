@@ -32,10 +32,10 @@ from sglang_dflash.features.telemetry import EVERY, Telemetry, allocated_bytes, 
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
+from sglang_dflash.launch.plan import ServingPlan, current
+from sglang_dflash.launch.settings import slots_per_request
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
-from sglang_dflash.plan.serving import ServingPlan, current
-from sglang_dflash.plan.settings import slots_per_request
 from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.step.flight import Flight
 from sglang_dflash.step.state import DraftState
@@ -236,18 +236,11 @@ class DFlashWorker(BaseSpecWorker):
                     drafter.model.staged = None  # an eager forward launches as much itself
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
-        widths: tuple[int, ...] = (plan.block,)
+        widths = plan.served_widths
         if plan.widths is not None and plan.role != "prefill":
             graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
             with timed("graphs of widths"):
-                captured = graphs.build(plan.served_widths)
-                widths = plan.widths_with_graphs(captured)
-            if widths != captured and self._is_first:
-                logger.warning(
-                    "DFLASH: width %d only: %s have graphs, not all of %s. Fix: lower --mem-fraction-static, or add "
-                    "--speculative-adaptive to use these",
-                    *(plan.block, captured, plan.served_widths),
-                )
+                widths = graphs.build(plan.served_widths)
             self.width.at = graphs.at
             self._additional_graph_memory_usage = graphs.memory_gb
             self._additional_graph_time_usage = graphs.seconds

@@ -132,7 +132,7 @@ def test_a_plain_decoder_is_served() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words: str) -> None:
-    """Further cases, in a server: ``tests/plan/test_broken_pairs.py``."""
+    """Further cases, in a server: ``tests/launch/test_broken_pairs.py``."""
     with pytest.raises(DFlashError, match=words):
         check(**case)
 

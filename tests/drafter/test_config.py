@@ -1,4 +1,4 @@
-"""A drafter's ``config.json`` is read as published. ``tests/plan/test_broken_pairs.py`` has what is refused, by key."""
+"""A drafter's ``config.json`` is read as published. What is refused: ``tests/launch/test_broken_pairs.py``."""
 
 from __future__ import annotations
 

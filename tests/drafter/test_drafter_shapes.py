@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.drafter import config
-from sglang_dflash.plan.serving import context_window
+from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train import drafter, reference_decoder
 from sglang_dflash_lab.train.drafter import FULL, SLIDING

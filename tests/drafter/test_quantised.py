@@ -15,6 +15,8 @@ from torch import Tensor
 
 pytest.importorskip("compressed_tensors")
 
+from dataclasses import replace
+
 from sglang_dflash.check.flags import parse as parse_flags
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
@@ -22,10 +24,10 @@ from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.dequantise import parse
 from sglang_dflash.drafter.tensors import LoadReport
-from sglang_dflash.errors import DFlashError, first
-from sglang_dflash.plan.pair import Pair
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch.rules import judge
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import WEIGHTS, settings, target
+from tests.support.configs import WEIGHTS, launch_of
 from tests.support.quantised import write_quantised
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantised"
@@ -52,10 +54,8 @@ def load(folder: Path) -> dict[str, Tensor]:
 
 def errors(folder: Path) -> list[str]:
     """Errors of ``check`` about a drafter's headers."""
-    pair = Pair(ModelFiles("target"), ModelFiles(str(folder), dequantise=True))
-    vars(pair).update(target=target())
-    findings = [first(about, rule, settings(dtype="float32"), pair) for about, rule in WEIGHTS.items()]
-    return [str(finding) for finding in findings if finding.level == "error"]
+    launch = replace(launch_of({}, dtype="float32"), drafter_files=ModelFiles(str(folder), dequantise=True))
+    return [str(finding) for finding in judge(launch, WEIGHTS) if finding.level == "error"]
 
 
 def test_the_loader_dequantises_and_memory_counts_the_plain_weights(tmp_path: Path) -> None:

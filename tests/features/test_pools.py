@@ -1,6 +1,6 @@
 """A rank's division of memory: its error, and what the log says of the pools.
 
-The numbers: ``tests/plan/test_servers.py``, on servers.
+The numbers: ``tests/launch/test_servers.py``, on servers.
 """
 
 from __future__ import annotations

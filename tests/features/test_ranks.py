@@ -29,10 +29,11 @@ from sglang.srt.utils import common
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.ranks import SharedWidth
 from sglang_dflash.step.flight import Finished, Timed
-from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 from sglang_dflash.worker.layout import ForwardBatches
 from sglang_dflash.worker.start import graphs
+from tests.plugin.dflash_test_plugin.policies import RandomWidth
 from tests.width.traffic import WIDTHS, Machine
 
 pytestmark = pytest.mark.sglang

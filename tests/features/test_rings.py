@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang_dflash.features import transfer
 from sglang_dflash.features.transfer import back_up_drafter, describe_rings
 from sglang_dflash.features.window import DraftRings
-from sglang_dflash.plan.serving import DraftWindow, current
+from sglang_dflash.launch.plan import DraftWindow, current
 from sglang_dflash.step.step import BlockKV
 from sglang_dflash_cpu.layers.pools import CpuKVPool
 

@@ -16,9 +16,9 @@ from sglang_dflash.check import machine
 from sglang_dflash.check.flags import check_unread, parse, sglang_parser
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
-from sglang_dflash.launch.flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
-from sglang_dflash.plan.published import published_pairs
-from sglang_dflash.plan.settings import READ, flag_of
+from sglang_dflash.launch.old_flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
+from sglang_dflash.launch.published import published_pairs
+from sglang_dflash.launch.settings import READ, flag_of
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
 from tests.fuzz.test_model_files import FILES

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.errors import Finding, first, raise_first_error
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import Rule
-from sglang_dflash.plan.published import accept_lengths, card_of_drafter, other_target, published_pairs
-from sglang_dflash.plan.widths import read_config
+from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
+from sglang_dflash.launch.rules import Rule, judge
+from sglang_dflash.launch.widths import read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
-from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, pair_of, settings
+from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, launch_of, settings
 
 OF_TRAINERS, DRAFTERS = (
     [json.loads(file.read_text()) for file in sorted(Path(__file__).parents[1].glob(f"fixtures/{folder}/config.json"))]
@@ -37,7 +38,7 @@ NAMES = [
 ]  # fmt: skip
 TOKENIZER = {"added_tokens": [{"id": 900, "content": "<mask>"}], "model": {"vocab": {"a": 0}}, "chat_template": "x"}
 WIDTHS = [
-    {"policy": "random", "widths": [1, 4, 16], "seed": 7}, {"policy": "adaptive"}, {"8": {"candidate_steps": [3]}},
+    {"widths": [1, 4, 16]}, {}, {"8": {"candidate_steps": [3]}},
 ]  # fmt: skip
 
 
@@ -49,26 +50,26 @@ def packed(header: bytes, claimed: int | None = None, data: int = 8) -> bytes:
 def read_drafter(model: Path) -> None:
     config = load_config(model)
     tensors.expected_shapes(DrafterConfig.from_dict(config))
-    check(CONFIGURATIONS, pair_of(config))
+    check(CONFIGURATIONS, launch_of(config, dtype="bfloat16"))
 
 
-def check(rules: dict[str, Rule], pair: Pair) -> list[Finding]:
-    given = settings(dtype="bfloat16")
-    return [first(about, rule, given, pair) for about, rule in rules.items()]
+def check(rules: dict[str, Rule], launch: Launch) -> list[Finding]:
+    return [*judge(launch, rules)]
 
 
 def read_tensors(model: Path) -> None:
     found = ModelFiles(str(model)).tensors or {}
     assert "secret" not in found and all(0 <= each.num_bytes < 1 << 20 for each in found.values())
-    pair = pair_of(DRAFTER)
-    vars(pair.drafter_files).update(tensors=found)
-    check(WEIGHTS, pair)
+    launch = launch_of(DRAFTER, dtype="bfloat16")
+    vars(launch.drafter_files).update(tensors=found)
+    check(WEIGHTS, launch)
 
 
 def read_tokenizer(model: Path) -> None:
-    pair = Pair(ModelFiles(str(model)), ModelFiles(str(model)))
-    vars(pair).update(drafter=CONFIG)
-    raise_first_error(check(TEXT, pair))
+    given = settings(dtype="bfloat16", model_path=str(model), speculative_draft_model_path=str(model))
+    launch = Launch.of(given, CPU)
+    vars(launch).update(drafter=CONFIG)
+    raise_first_error(check(TEXT, launch))
 
 
 def read_widths(model: Path) -> None:

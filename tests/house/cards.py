@@ -16,8 +16,8 @@ from typing import NamedTuple
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
-from sglang_dflash.plan.division import TOKENS_PER_REQUEST
-from tests.plan.commands import FOLDER as COMMANDS
+from sglang_dflash.launch.division import TOKENS_PER_REQUEST
+from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.cards import FOLDER as CARDS
 
 ROOT = Path(__file__).parents[2]

@@ -26,10 +26,10 @@ from sglang_dflash.check.cli import app
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
-from sglang_dflash.launch.flags import RENAMED
-from sglang_dflash.plan.choice import PROVEN
-from sglang_dflash.plan.division import size
-from sglang_dflash.plan.published import drafter_of
+from sglang_dflash.launch.choice import PROVEN
+from sglang_dflash.launch.division import size
+from sglang_dflash.launch.old_flags import RENAMED
+from sglang_dflash.launch.published import drafter_of
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.house import cards
 from tests.house.cards import PAIRS, TABLES, Row, card_files, row_of, served
@@ -327,7 +327,7 @@ def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter
 def published(name: str, block: int, users: str, figure: str) -> float:
     [found] = [
         speed[figure]
-        for speed in json.loads(text("sglang_dflash/plan/published.json"))[name]["speed"]
+        for speed in json.loads(text("sglang_dflash/launch/published.json"))[name]["speed"]
         if [*map(str, (speed["task"], speed["arm"], speed["block"], speed["concurrency"]))]
         == ["math500", "dflash", str(block), users]
     ]

@@ -10,12 +10,12 @@ import sglang_dflash
 
 PACKAGE = Path(sglang_dflash.__file__).parent
 NAME = PACKAGE.name
-WITHOUT_SGLANG = {"errors", "causes", "ops", "drafter", "plan", "width", "check"}
+WITHOUT_SGLANG = {"errors", "causes", "ops", "drafter", "launch", "width", "check"}
 OUTSIDE = {"sglang_dflash_cpu", "sglang_dflash_lab", "tests", "tools"}
 
 BASE = {"errors", "upstream"}
 GROUND = BASE | {"ops", "drafter"}
-SERVED = GROUND | {"plan"}
+SERVED = GROUND | {"launch"}
 STEP = SERVED | {"width", "model", "states", "step"}
 # A room is a folder of the package, or a module beside the folders.
 ALLOWED: dict[str, set[str]] = {
@@ -29,13 +29,13 @@ ALLOWED: dict[str, set[str]] = {
     "width": SERVED,
     "step": SERVED,
     "states": SERVED,
-    "plan": GROUND,
+    "launch": GROUND,
     "features": STEP | {"causes"},
     "worker": STEP | {"features"},
-    "launch": STEP | {"features", "worker"},
-    "plugin": STEP | {"features", "worker", "launch"},
+    "enter": STEP | {"features", "worker"},
+    "plugin": STEP | {"features", "worker", "enter"},
     # The other program: no room above may import it.
-    "check": GROUND | {"plan", "causes", "launch", "plugin"},
+    "check": GROUND | {"launch", "causes", "plugin"},
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.launch.flags import modernise_argv
-from sglang_dflash.plan.published import drafter_of
+from sglang_dflash.launch.old_flags import modernise_argv
+from sglang_dflash.launch.published import drafter_of
 from tests.support.cards import NAMES, card
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,10 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import resolve as launch
-from sglang_dflash.plan.choice import reason_for_builtin
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.serving import decide
+from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.launch import told as launch
+from sglang_dflash.launch.plan import decide
+from sglang_dflash.launch.rules import LATE, judge
 from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
 from tests.support.configs import write_model
@@ -83,9 +82,8 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert "quantization_config" not in config
     record = read_record(args)
     assert isinstance(record, launch.Launch)
-    settings, pair = record.settings, record.pair
-    plan = decide(settings, pair, GPUS["h200"], hybrid=True)
-    again = decide(settings, Pair.of(settings), GPUS["h200"], hybrid=True)  # from the folder that SGLang loads
+    plan = decide(record)
+    again = decide(launch.Launch.of(record.settings, GPUS["h200"]))  # from the folder that SGLang loads
     assert (plan.files, plan.drafter, plan.files.config) == (again.files, again.drafter, again.files.config)
     assert plan.drafter.stored is not None and plan.drafter.quantization is None
 
@@ -95,7 +93,7 @@ def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeyp
     args = resolved(tmp_path, drafter=QUANTISED)
     record = read_record(args)
     assert isinstance(record, launch.Launch)
-    settings = record.settings.changed(device="cuda", enable_watermark=True)
+    changed = record.changed(device="cuda", enable_watermark=True)
     with pytest.raises(DFlashError, match="--enable-watermark is used, with a quantised drafter") as raised:
-        reason_for_builtin(settings, record.pair, GPUS["h200"])
+        raise_first_error(judge(changed, LATE))
     assert "SGLANG_DFLASH=builtin" in raised.value.remedy

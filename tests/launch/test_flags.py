@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dflash.launch.flags import explain_environment, modernise_argv
+from sglang_dflash.launch.old_flags import explain_environment, modernise_argv
 from tests.support.cards import NAMES, card
 from tests.support.parse_commands import FIELDS, outcomes
 

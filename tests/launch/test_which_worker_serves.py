@@ -16,28 +16,29 @@ pytest.importorskip("sglang")
 
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from sglang_dflash import enter
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
-from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import resolve as hooks_launch
-from sglang_dflash.launch import takeover
-from sglang_dflash.plan.choice import LEFT, left_untouched, reason_for_builtin
-from sglang_dflash.plan.device import CPU, Device
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.settings import OURS, SWITCH
+from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.launch import told as hooks_launch
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.choice import LEFT
+from sglang_dflash.launch.device import CPU, Device
+from sglang_dflash.launch.rules import judge
+from sglang_dflash.launch.settings import OURS, SWITCH
 from sglang_dflash.upstream import read_record, write_record
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.plan.commands import FOLDER as COMMANDS
-from tests.support.configs import serving_plan, settings, target
+from tests.launch.commands import FOLDER as COMMANDS
+from tests.support.configs import RULES, serving_plan, settings, target
 
 pytestmark = pytest.mark.sglang
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
-    monkeypatch.setattr(takeover, "on_our_cpu_platform", lambda: False)
-    monkeypatch.setattr(takeover, "enter_scheduler", lambda plan: None)
-    return takeover.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
+    monkeypatch.setattr(hooks_launch, "on_our_cpu_platform", lambda: False)
+    monkeypatch.setattr(enter, "enter_scheduler", lambda plan: None)
+    return enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
 
 
 def launched(reason: str | None) -> Any:
@@ -54,13 +55,20 @@ def test_the_worker_that_the_launch_decided_serves(monkeypatch: pytest.MonkeyPat
     assert choose(monkeypatch, None) is DFlashWorker
 
 
+def builtin_reason(launch: Launch) -> str | None:
+    """Why SGLang's own worker serves; an error is raised. Without the rules that compare the two models."""
+    found = [
+        *judge(launch, {about: RULES[about] for about in ("switch", "target", "worker", "DP attention", "other uses")})
+    ]
+    raise_first_error(found)
+    return next((each.value for each in found if each.level == "builtin"), None)
+
+
 def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:
     pair = {"model_path": str(target_path("tiny-dense"))}
     pair["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
     given = settings(**{**pair, "device": "cuda", **changed})
-    given.validate()
-    read = Pair.of(given)
-    return left_untouched(given, read, machine) or reason_for_builtin(given, read, machine)
+    return builtin_reason(Launch.of(given, machine))
 
 
 AMD = replace(GPUS["h200"], name="AMD Instinct MI300X", capability=None, is_rocm=True)
@@ -127,9 +135,9 @@ def launch(
     args = SimpleNamespace(**vars(settings().arguments))
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
-    monkeypatch.setattr("sglang_dflash.launch.resolve.this_device", lambda _: gpu)
+    monkeypatch.setattr("sglang_dflash.launch.told.this_device", lambda _: gpu)
     for name in ("refuse_without_accelerator", "check_sglang"):
-        monkeypatch.setattr(f"sglang_dflash.launch.resolve.{name}", lambda: None)
+        monkeypatch.setattr(f"sglang_dflash.launch.told.{name}", lambda: None)
     logged = list[str]()
     monkeypatch.setattr(hooks_launch.logger, "warning", lambda text, *values: logged.append(text % values))
     monkeypatch.delenv(SWITCH, raising=False)
@@ -175,7 +183,7 @@ def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
 
 def test_arguments_without_a_plan_are_refused() -> None:
     with pytest.raises(DFlashError, match="hold no DFLASH plan"):
-        takeover.worker_for(SimpleNamespace())
+        enter.worker_for(SimpleNamespace())
 
 
 @pytest.mark.parametrize("reason", [None, "SGLANG_DFLASH=builtin"])
@@ -184,12 +192,12 @@ def test_the_cpu_platform_gives_sglang_our_worker_class(reason: str | None, monk
     from sglang_dflash.worker.worker import DFlashWorker
     from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
-    monkeypatch.setattr(takeover, "current_platform", platform := DFlashCpuPlatform())
+    monkeypatch.setattr(hooks_launch, "current_platform", platform := DFlashCpuPlatform())
     monkeypatch.setattr("sglang.srt.platforms._current_platform", platform)
     monkeypatch.setattr("sglang.srt.runtime_context.get_server_args", lambda: launched(reason))
     create, entered = inspect.unwrap(SpeculativeAlgorithm.create_worker), list[object]()
-    monkeypatch.setattr(takeover, "enter_scheduler", entered.append)
-    chosen = takeover.choose_worker(create, SpeculativeAlgorithm.DFLASH, launched(reason))
+    monkeypatch.setattr(enter, "enter_scheduler", entered.append)
+    chosen = enter.choose_worker(create, SpeculativeAlgorithm.DFLASH, launched(reason))
     assert (chosen is DFlashWorker) is (reason is None)
     assert len(entered) == (reason is None), "hooks without our worker"
     assert platform.get_speculative_worker_cls("EAGLE") is None

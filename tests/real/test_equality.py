@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.real.demo import COPIES_ALONE, PROMPTS
 from sglang_dflash_lab.train.drafter import FULL, Drafter, DrafterConfig
 from tests.real import MARKS, MODEL, REAL

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from sglang_dflash.plan.pair import OUR_BACKEND
+from sglang_dflash.launch.asked import OUR_BACKEND
 from sglang_dflash.upstream.launch import (
     HookRegistry,
     HookType,

@@ -11,14 +11,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sglang_dflash.plan.settings import COPIES_SWITCH as COPIES
-from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
-from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
+from sglang_dflash.launch.settings import COPIES_SWITCH as COPIES
+from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
+from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.launches import VARIABLE
 from tests.rehearsal.report import FAILS
+from tests.support.preloaded import WIDTHS
 from tests.support.prompts import corpus
 
 Request = dict[str, Any]
@@ -159,8 +160,7 @@ KEPT = {SWITCH: "0"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
 _STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
-_WIDTHS = Path(__file__).with_name("widths.json")
-RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(_WIDTHS)}
+RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(WIDTHS / "random_width.json")}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
 EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_timeout": 3600}
 _STEPPED = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -83,8 +82,8 @@ STUBS: dict[str, Any] = {
         for name in ("fn", "update")
     },
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
-    "sglang_dflash.launch.takeover.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.launch.resolve.reason_for_builtin": lambda *_: os.environ.get("REHEARSE_BUILTIN"),  # of the kit
+    "sglang_dflash.launch.told.on_our_cpu_platform": lambda: True,
+    "sglang_dflash.launch.choice.served_by_neither": lambda reason, launch: iter(()),  # of the kit
     # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
     "torch.Tensor.is_cpu": property(

@@ -22,10 +22,10 @@ from typing import Any
 
 import sglang_dflash
 from sglang_dflash.check.flags import parse
-from sglang_dflash.plan.device import CPU
-from sglang_dflash.plan.exact import reasons_against_exact
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.exact import reasons_against_exact
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
 from tests.support.servers import BFLOAT16, DENSE, RANDOM_WIDTHS
@@ -60,7 +60,7 @@ class Cell:
         served = (*EXACT, *self.arguments)
         pair = {"target": str(target_path(self.pair)), "drafter": str(drafter_path(self.pair, self.drafter))}
         settings, _ = parse(served, **pair)
-        return tuple(reasons_against_exact(settings, Pair.of(settings), CPU, replay=False))
+        return tuple(reasons_against_exact(Launch.of(settings, CPU)))
 
 
 MIXED = "--enable-mixed-chunk"

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import sglang_dflash
-from sglang_dflash.plan.settings import COPIES_SWITCH
+from sglang_dflash.launch.settings import COPIES_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy

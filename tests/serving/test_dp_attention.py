@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash.launch.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.support.checkpoints import untie
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all

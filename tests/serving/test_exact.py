@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.plan.settings import COPIES_SWITCH, REPLAY_SWITCH
+from sglang_dflash.launch.settings import COPIES_SWITCH, REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, WINDOW, Cell, finished
 from tests.support.checkpoints import widen_mlp

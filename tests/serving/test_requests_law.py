@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.plan.settings import COPIES_SWITCH as SWITCH
+from sglang_dflash.launch.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.train.drafter import FULL
 from tests.support.checkpoints import build, write_drafter
 from tests.support.generation import Params, answers, tokens

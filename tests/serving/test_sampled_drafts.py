@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from sglang_dflash_lab.train.sampling import Sampling

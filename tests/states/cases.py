@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.settings import REPLAY_SWITCH
+from sglang_dflash.launch.settings import REPLAY_SWITCH
 from sglang_dflash.states import reference, replay
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records

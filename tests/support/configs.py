@@ -20,12 +20,13 @@ from sglang_dflash.check.memory import MemoryTable
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.dequantise import declared
-from sglang_dflash.plan.device import Device
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import PAIR_RULES
-from sglang_dflash.plan.serving import ServingPlan, current
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import Device
+from sglang_dflash.launch.pair_rules import DRAFTER_RULES
+from sglang_dflash.launch.plan import ServingPlan, current, decide
+from sglang_dflash.launch.rules import EARLY, LATE, judge
+from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
 
 _SHARED: dict[str, Any] = {
@@ -51,8 +52,11 @@ DRAFTER: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 MISSING = object()
-_RULES = [*PAIR_RULES.items()]  # by what they read
-CONFIGURATIONS, WEIGHTS, TEXT = dict(_RULES[:12]), dict(_RULES[12:16]), dict(_RULES[16:])
+RULES = EARLY | LATE
+_ABOUT = [*DRAFTER_RULES]  # by what they read
+CONFIGURATIONS, WEIGHTS, TEXT = (
+    {about: RULES[about] for about in each} for each in (_ABOUT[:11], _ABOUT[11:15], _ABOUT[15:])
+)
 
 
 def settings(environ: Mapping[str, str] = os.environ, **changes: Any) -> Settings:
@@ -77,12 +81,27 @@ def write_model(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
     return folder
 
 
-def pair_of(drafter: dict[str, Any], target: dict[str, Any] = TARGET, **fields: Any) -> Pair:
-    """A pair of these configurations, without files."""
-    pair = Pair(ModelFiles("target"), ModelFiles("drafter"), **fields)
-    vars(pair.drafter_files).update(config=drafter, published=drafter, tensors={})
-    vars(pair).update(target=target, drafter=DrafterConfig.from_dict(drafter), quantisation=declared(target))
-    return pair
+def launch_of(
+    drafter: dict[str, Any], target: dict[str, Any] = TARGET, device: Device = GPUS["h200"], **changes: Any
+) -> Launch:
+    """A launch of these configurations, without files."""
+    folder = str(Path(__file__).parent)  # without models
+    launch = Launch(settings(**changes), device, ModelFiles(folder), ModelFiles(folder))
+    for files, config in ((launch.target_files, target), (launch.drafter_files, drafter)):
+        vars(files).update(config=config, published=config)
+    vars(launch.drafter_files).update(tensors={})
+    return launch
+
+
+def finding(about: str, launch: Launch) -> Finding:
+    [found] = judge(launch, {about: RULES[about]})
+    return found
+
+
+def planned(launch: Launch) -> ServingPlan:
+    """The plan of a launch; its first error is raised."""
+    raise_first_error(judge(launch, LATE))
+    return decide(launch)
 
 
 def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -112,19 +131,18 @@ def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the launch of a hybrid target declares to SGLang."""
-    from sglang_dflash.launch import resolve as launch
+    from sglang_dflash.launch import told
 
     written: dict[str, Any] = {}
     for name, value in {
-        "read_record": lambda _: launch.Launch(settings, Pair.of(settings), device),
+        "read_record": lambda _: Launch.of(settings, device),
         "write_record": lambda *_: None,
-        "enter_tokenizer": lambda: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),
     }.items():
-        monkeypatch.setattr(launch, name, value)
-    launch.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
+        monkeypatch.setattr(told, name, value)
+    told.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
     return written
 
 

@@ -40,6 +40,8 @@ _READ_EARLY = ("GOMP", "HF_", "KMP", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "T
 _PR_SET_CHILD_SUBREAPER = 36
 _FREE_DESCRIPTORS = 600  # above those that a request names
 _ASKING = threading.Lock()
+_TESTS = Path(__file__).parents[1]
+PLUGINS, WIDTHS = (_TESTS / "plugin", _TESTS.parent), _TESTS / "fixtures" / "widths"
 
 
 class _Fork(subprocess.Popen[bytes]):
@@ -78,11 +80,28 @@ def start(
     command: list[str], output: IO[Any], environment: dict[str, str], errors: IO[Any] | None = None
 ) -> subprocess.Popen[bytes]:
     """Run a command in a new session: a fork if it is this Python with a module or code that no path customises."""
+    environment = _with_policy(command, environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
     forks = command[0] == sys.executable and command[1] in ("-m", "-c") and not customised
     kind = _Fork if forks else subprocess.Popen
     return kind(command, stdout=output, stderr=errors or output, env=environment, start_new_session=True)
+
+
+def with_modes(environment: dict[str, str], *modes: str) -> dict[str, str]:
+    """Return the environment in which a server loads ``tests/plugin`` in these modes too."""
+    path, asked = environment.get("PYTHONPATH", ""), environment.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, [*map(str, PLUGINS), *path.split(os.pathsep)]))),
+        "SGLANG_DFLASH_TEST_PLUGIN": ",".join(filter(None, [*asked, *modes])),
+    }
+
+
+def _with_policy(command: list[str], environment: dict[str, str]) -> dict[str, str]:
+    """A width file's name may be that of a mode of ``tests/plugin`` which replaces the policy."""
+    modes = [file.stem for file in WIDTHS.glob("*wid*.json") if any(str(file) in word for word in command)]
+    return with_modes(environment, *modes) if modes else environment
 
 
 @cache

@@ -144,11 +144,10 @@ FEATURES = (
     *("--constrained-json-max-whitespace-cnt", "3"),
 )
 _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
-_WIDTHS = Path(__file__).parents[1] / "fixtures" / "widths"
 # Another width at each step.
-RANDOM_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "random.json"))
+RANDOM_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "random_width.json"))
 # Always the full block, with copies: a block may be wider than the drafter's.
-WIDE_WIDTHS = (*_ADAPTIVE, str(_WIDTHS / "fixed.json"))
+WIDE_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "widest.json"))
 # Blocks of up to twice the drafter's width; overrides an earlier flag.
 WIDE = ("--speculative-num-draft-tokens", "32")
 # A draft window, pages and chunks; memory that can be released.
@@ -245,12 +244,7 @@ def with_refusals(environment: dict[str, str]) -> dict[str, str]:
     modes = environment.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(",")
     if not {"streams", "refusals"}.isdisjoint(modes):
         return environment
-    path = [path_with("plugin", ".."), environment.get("PYTHONPATH", "")]
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "SGLANG_DFLASH_TEST_PLUGIN": ",".join(filter(None, [*modes, "refusals"])),
-    }
+    return preloaded.with_modes(environment, "refusals")
 
 
 def path_with(*folders: str) -> str:

@@ -1,6 +1,6 @@
 """A draft window in a real server: the reference's drafts step by step, and plain decoding's tokens.
 
-Its memory: ``tests/plan/test_servers.py``.
+Its memory: ``tests/launch/test_servers.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.plan.serving import context_window
+from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun

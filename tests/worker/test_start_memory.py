@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.division import sampling as sampling_bytes
+from sglang_dflash.launch.division import sampling as sampling_bytes
 from sglang_dflash.worker.start import graphs, prewarm
 
 pytestmark = pytest.mark.sglang

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH, REPLAY_SWITCH
+from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH, REPLAY_SWITCH
 from tests.support.cards import write_text_configs
 from tests.support.generation import flush
 from tests.support.servers import Server, running

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG, ONE_FORWARD_SWITCH, REPLAY_SWITCH
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, ONE_FORWARD_SWITCH, REPLAY_SWITCH
 from tests.support import servers
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
 from tests.support.prompts import corpus, random_prompts

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_dflash.check.diagnose.client import WORKER_KEY
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.published import published_pairs
+from sglang_dflash.launch.published import published_pairs
 from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 
 AR = "ar"

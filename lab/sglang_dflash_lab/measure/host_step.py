@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from sglang_dflash.check import user_errors
-from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
+from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 from sglang_dflash_lab.bench.arms import Arm, Pair, find_pair
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.measure.peers import recorded_graphs

@@ -16,7 +16,7 @@ from typing import Any
 from sglang_dflash.causes import CONTEXT, DRAFTER, NO_TEMPLATE, OTHER_TARGET, SAMPLING, THINKING, Cause
 from sglang_dflash.check.diagnose.client import WORKER_KEY, Client
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.published import other_target
+from sglang_dflash.launch.published import other_target
 
 _TEXTS = json.loads(Path(__file__).with_name("questions.json").read_text())
 QUESTIONS = [(task, prompts[number]) for number in range(3) for task, prompts in _TEXTS["questions"].items()]

@@ -19,7 +19,7 @@ from sglang_dflash.causes import Cause
 from sglang_dflash.check.diagnose.client import Client
 from sglang_dflash.check.diagnose.probe import TRIAL, Probe, Server, fit, plan_probes, run_probe
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.plan.published import accept_lengths, card_of_drafter
+from sglang_dflash.launch.published import accept_lengths, card_of_drafter
 
 SENTENCES = 3
 FULL = 0.9  # of the block size, from which a block counts as full

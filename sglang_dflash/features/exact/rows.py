@@ -19,8 +19,8 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dflash.features.exact.stepped import ALIGNMENT
-from sglang_dflash.plan.serving import current
-from sglang_dflash.plan.settings import EXACT_SWITCH
+from sglang_dflash.launch.plan import current
+from sglang_dflash.launch.settings import EXACT_SWITCH
 from sglang_dflash.upstream.hooks import Hooks
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,13 @@ from typing import Any
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES, architecture
 from sglang_dflash.drafter.tensors import load_mask_embedding
-from sglang_dflash.errors import DFlashError, first, raise_first_error
-from sglang_dflash.plan.pair import Pair
-from sglang_dflash.plan.pair_rules import PAIR_RULES
-from sglang_dflash.plan.serving import current
-from sglang_dflash.plan.settings import Settings
+from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.device import UNKNOWN_GPU
+from sglang_dflash.launch.pair_rules import DRAFTER_RULES
+from sglang_dflash.launch.plan import current
+from sglang_dflash.launch.rules import judge
+from sglang_dflash.launch.settings import Settings
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_server_args, resolving_view
 
@@ -27,22 +29,22 @@ def is_drafter(path: str) -> bool:
 def load_drafter(drafter: Any, request: Any) -> tuple[bool, str]:
     """Load the folder of an ``UpdateWeightFromDiskReqInput`` into the drafter's runner; return success and message."""
     path, mask = request.model_path, drafter.model.vocabulary.mask_embedding
+    plan, settings = current.worker.plan, Settings(resolving_view(get_server_args()))
     changes = {"speculative_draft_model_path": path, "speculative_draft_model_revision": None}
-    settings = Settings(resolving_view(get_server_args())).changed(**changes)
+    launch = Launch.of(settings.changed(**changes, speculative_adaptive=plan.widths is not None), UNKNOWN_GPU)
     try:
-        pair = Pair.of(settings)
-        raise_first_error(first(about, rule, settings, pair) for about, rule in PAIR_RULES.items())
-        embedding = load_mask_embedding(pair.drafter_files.path(MASK_EMBEDDING), pair.drafter)
+        raise_first_error(judge(launch, DRAFTER_RULES))
+        embedding = load_mask_embedding(launch.drafter_files.path(MASK_EMBEDDING), launch.drafter)
     except DFlashError as error:
         return False, str(error)
-    served, found = current.worker.plan.drafter.model_dump(exclude={"dtype"}), pair.drafter.model_dump()
+    served, found = plan.drafter.model_dump(exclude={"dtype"}), launch.drafter.model_dump()
     served[MASK_EMBEDDING], found[MASK_EMBEDDING] = mask is not None, embedding is not None
     for key, value in served.items():
         if found[key] != value:
             problem = f"{key} is {found[key]!r} in the drafter {path}"
             expected = f"{value!r}, as in the drafter that is served"
             return False, str(DFlashError(problem, expected, remedy="restart the server with this drafter"))
-    folder = str(plain_view(pair.loaded_files) or path)
+    folder = str(plain_view(launch.loaded_files) or path)
     success, message = drafter.weight_updater.update_weights_from_disk(folder, request.load_format)
     if success and embedding is not None:
         mask.copy_(embedding)

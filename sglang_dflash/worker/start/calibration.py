@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.ops import host_rows
-from sglang_dflash.plan.serving import ServingPlan
-from sglang_dflash.width import AdaptiveWidth, CostTable, RandomWidth, WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.worker.start import since_start, timed
 
 if TYPE_CHECKING:
@@ -34,17 +34,12 @@ def width_policy(
 
     ``widths`` have graphs; ``step`` runs a dummy step of a batch size and a width.
     """
-    costs, policy = None, WidthPolicy(widths[-1])
     if plan.widths is None or plan.role == "prefill":
-        return policy
-    if plan.widths.policy == "random":
-        policy = RandomWidth(*widths, seed=plan.widths.seed)
-    elif plan.widths.policy == "adaptive":
-        costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
-        policy = AdaptiveWidth(costs, plan.drafted)
+        return WidthPolicy(widths[-1])
+    costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
     if get_parallel().tp_rank == 0:
-        logger.info("DFLASH: policy %s, widths %s; %s", plan.widths.policy, widths, costs or "no cost table")
-    return policy
+        logger.info("DFLASH: adaptive widths %s; %s", widths, costs)
+    return AdaptiveWidth(costs, plan.drafted)
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash.ops import runs_kernels
-from sglang_dflash.plan.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash.states import reference, replay
 from sglang_dflash.states.reference import Records
 

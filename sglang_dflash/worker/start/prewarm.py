@@ -29,10 +29,10 @@ from sglang.srt.utils.common import require_mlp_tp_gather
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch import division
+from sglang_dflash.launch.division import size
+from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.ops import penalize_block, repeat_rows, runs_kernels, seeded_tokens
-from sglang_dflash.plan import division
-from sglang_dflash.plan.division import size
-from sglang_dflash.plan.serving import ServingPlan
 from sglang_dflash.step.state import DraftState
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed

@@ -1,8 +1,8 @@
 """An SGLang plugin for tests: looks into a server, or changes what it does, in the modes that a test names.
 
 A server loads it when ``tests/plugin`` is on PYTHONPATH. ``SGLANG_DFLASH_TEST_PLUGIN`` names the modes, separated by
-commas: functions of ``probe``, ``changes`` and ``overlap``. ``SGLANG_DFLASH_TEST_FOLDER`` is the folder that they write
-to or read from. Under ``SGLANG_DFLASH_FORBID_SYNC`` the worker's guard watches CPU devices too.
+commas: functions of ``probe``, ``changes``, ``overlap`` and ``policies``. ``SGLANG_DFLASH_TEST_FOLDER`` is the folder
+that they write to or read from. Under ``SGLANG_DFLASH_FORBID_SYNC`` the worker's guard watches CPU devices too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+PLACES = {
+    **dict.fromkeys(("streams", "refusals"), ("overlap",)),
+    **dict.fromkeys(("random_width", "widest"), ("policies",)),
+}
+
 
 def register() -> None:
     if os.environ.get("SGLANG_DFLASH_FORBID_SYNC"):
         import_module("dflash_test_plugin.host_waits").install()
     asked = [*filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(","))]
     for mode in asked:
-        places = ("overlap",) if mode in ("streams", "refusals") else ("probe", "changes")
-        modules = [vars(import_module(f"dflash_test_plugin.{place}")) for place in places]
-        [start] = [module[mode] for module in modules if mode in module]
-        start()
+        modules = (
+            vars(import_module(f"dflash_test_plugin.{place}")) for place in PLACES.get(mode, ("probe", "changes"))
+        )
+        next(module[mode] for module in modules if mode in module)()

@@ -224,5 +224,5 @@ def acceptance() -> None:
             _write("acceptance.jsonl", rid=req.rid, position=start, block=block, match=(key >> 31) & 31)
         step.tokens[:, 1] = int(os.environ["SGLANG_DFLASH_TEST_REFUSED"])  # a token that the target never chooses
 
-    _hook("AFTER", "sglang_dflash.width.policy.RandomWidth.width", lambda *_: int((FOLDER / "width").read_text()))
+    _hook("AFTER", "dflash_test_plugin.policies.RandomWidth.width", lambda *_: int((FOLDER / "width").read_text()))
     _hook("AFTER", "sglang_dflash.features.copies.Copies.drafted", record_and_refuse)

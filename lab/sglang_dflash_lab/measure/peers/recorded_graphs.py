@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_dflash.plan.settings import ONE_FORWARD_SWITCH
+from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 
 Exclude = Callable[..., Any]  # calls a function without counting its time
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph"

@@ -1,0 +1,220 @@
+"""The serving plan, how a launch decides it, and the worker that serves it in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
+
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import FULL
+from sglang_dflash.errors import Finding, error, note, ok
+from sglang_dflash.launch.asked import OUR_BACKEND, Launch
+from sglang_dflash.launch.division import TOKENS_PER_REQUEST
+from sglang_dflash.launch.exact import is_requested, reasons_against_exact
+from sglang_dflash.launch.settings import VERIFY_SWITCH
+from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype, states_kept_by
+from sglang_dflash.launch.widths import WidthConfig
+
+Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
+CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
+
+
+@dataclass(frozen=True)
+class DraftWindow:
+    """The span of context that the drafter reads, and the slots that it needs."""
+
+    tokens: int  # before the block
+    block: int  # positions of the widest block
+    page: int  # slots
+    lag: int = 0  # tokens from the end of a cached prefix to the last one of its request, at most
+    cached: bool = False  # whether there are prefixes
+
+    def start(self, end: int) -> int:
+        """Return the first token that a block after ``end`` tokens sees."""
+        start = max(0, end - self.tokens)
+        return start - start % self.page
+
+    def tail_slots(self, context: int) -> int:
+        """Return the slots per request for tails: one window, plus up to 1,024 tokens for other prefixes."""
+        one = min(self.tokens, context + self.block) + self.page - 1
+        return one + min(3 * one, CONVERSATION) if self.cached else 0
+
+    def ring_slots(self, context: int) -> int:
+        """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
+
+        SGLang reserves two blocks more than are committed, and the next step may already be launched.
+        """
+        slots = min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block
+        return -(-slots // self.page) * self.page
+
+    def slots(self, context: int, running: int = 1, in_transfer: int | None = None) -> int:
+        """Return the slots of all rings and tails.
+
+        A disaggregated server has a ring per row number, padding included.
+        """
+        rings = running if in_transfer is None else 1 + running + in_transfer
+        return rings * self.ring_slots(context) + running * self.tail_slots(context)
+
+
+def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
+    """Return the context tokens that the drafter reads before the block; None for all of them, or no drafter.
+
+    Layers share one slot table, so full layers read at least as far as the sliding ones.
+    """
+    sliding = 0 if drafter.sliding_window is None else drafter.sliding_window - 1
+    if FULL not in drafter.layer_types:
+        return sliding or None
+    return None if requested is None else max(requested, sliding)
+
+
+def draft_window(launch: Launch) -> DraftWindow | None:
+    """Return the window that the user chose, or that of a drafter whose layers all slide, if it saves memory.
+
+    It does where a request's slots are fewer than the K/V tokens that each request is left. Without the flag,
+    hierarchical caches and transfers keep the drafter's K/V of all tokens.
+    """
+    settings, requested = launch.settings, launch.settings.speculative_draft_window_size
+    tokens = context_window(requested, launch.drafter)
+    if tokens is None:
+        return None
+    lag = snapshot_grid(launch) if launch.recurrent else settings.page
+    caches = not settings.disable_radix_cache and settings.disaggregation_mode != "decode"
+    window = DraftWindow(tokens, launch.block, settings.page, lag, caches)
+    moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
+    saves = not moves and window.slots(tokens) < TOKENS_PER_REQUEST
+    return window if requested is not None or saves else None
+
+
+def check_window(launch: Launch) -> Iterator[Finding]:
+    window, block = launch.settings.speculative_draft_window_size, launch.block
+    if window is not None and window < block:
+        yield error(
+            f"--speculative-draft-window-size {window}, block size {block}",
+            expected=f"{block} or more",
+            remedy="choose a window of at least one block; 2048 or 4096 are usual",
+        )
+    reads = draft_window(launch)
+    kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
+    yield ok("none" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """Every decision about how our worker serves a pair."""
+
+    files: ModelFiles  # the drafter's
+    drafter: DrafterConfig
+    block: int  # positions of the widest block, anchor included
+    widths: WidthConfig | None  # None for a fixed block
+    window: DraftWindow | None  # None for the whole context
+    replay: bool  # whether recurrent states are replayed instead of stored per draft token
+    records: int  # positions of a request's replay records
+    copies: bool  # whether text that a request repeats is copied
+    overlap: bool  # with the scheduler
+    role: Role
+    hybrid: bool = False  # whether the target has GDN layers, with recurrent states
+    kept_by: str | None = None  # what rules out a replay on a target with recurrent states
+    exact: bool = False  # whether a verify is bit-identical to plain decoding
+    inexact: tuple[str, ...] = ()  # why not, if requested
+    groups: int = 1  # of ranks that serve different requests (DP attention)
+    own_attention: bool = False  # whether the drafter attends through our backend
+    one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
+    verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
+    state_dtype: str | None = None  # of replayed states
+
+    @property
+    def drafted(self) -> int:
+        """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
+        return min(self.block, self.drafter.block_size or self.block)
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter.num_layers > 0
+
+    @property
+    def served_widths(self) -> tuple[int, ...]:
+        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+
+    def describe(self) -> dict[str, object]:
+        """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
+        return {
+            "block_size": self.block,
+            "drafted": self.drafted,
+            "adaptive": self.widths is not None,
+            "strategy": f"{'chain of argmax drafts' if self.drafts else 'copies alone'}, "
+            f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
+            "layers": list(self.drafter.layer_types),
+            "causal": list(self.drafter.causal),
+            "target_layer_ids": list(self.drafter.target_layer_ids),
+            "window": None if self.window is None else self.window.tokens,
+            "states": "replayed" if self.replay else "kept",
+            "copied_blocks": self.copies,
+            "exact": "; ".join(self.inexact) or self.exact,
+            "role": self.role,
+        }
+
+
+def decide(launch: Launch) -> ServingPlan:
+    """Make the plan for a launch without an error."""
+    settings, ours = launch.settings, launch.has_drafter and launch.draft_backend == OUR_BACKEND
+    replay, inexact = replays(launch), reasons_against_exact(launch) if is_requested(launch) else ()
+    exact = is_requested(launch) and not inexact
+    return ServingPlan(
+        files=launch.drafter_files,
+        drafter=launch.drafter,
+        block=launch.block,
+        widths=launch.widths,
+        window=draft_window(launch),
+        replay=replay,
+        kept_by=states_kept_by(launch) if launch.hybrid else None,
+        records=record_length(launch) if replay else 0,
+        copies=launch.copies and settings.disaggregation_mode != "prefill",
+        overlap=not (settings.disable_overlap_schedule or resumes_retracted(launch)),
+        role=cast(Role, settings.disaggregation_mode),
+        exact=exact,
+        inexact=inexact,
+        hybrid=launch.hybrid,
+        groups=settings.groups,
+        own_attention=ours,
+        one_forward=ours and settings.wants_one_forward,
+        verify_attention=not exact and settings.variable(VERIFY_SWITCH) != "0",
+        state_dtype=state_dtype(launch) if replay else None,
+    )
+
+
+def check_overlap(launch: Launch) -> Iterator[Finding]:
+    if resumes_retracted(launch) and not launch.settings.disable_overlap_schedule:
+        yield note(
+            "off: retracted requests of a hybrid target would resume with a state ahead of their tokens",
+            expected="--disaggregation-decode-retraction-backup none, which aborts such requests",
+            remedy="none needed",
+        )
+
+
+def resumes_retracted(launch: Launch) -> bool:
+    """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
+
+    At a retraction SGLang drops the step but keeps the state.
+    """
+    backup = launch.settings.disaggregation_decode_retraction_backup
+    return launch.recurrent and launch.settings.disaggregation_mode == "decode" and backup != "none"
+
+
+class Worker(Protocol):
+    """What hooks read of the worker: its plan, ``DraftRings`` or None, the drafter's runner, and its ``Width``."""
+
+    plan: ServingPlan
+    rings: Any
+    drafter: Any
+    width: Any
+
+
+class Current:
+    """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
+
+    worker: Worker
+
+
+current = Current()

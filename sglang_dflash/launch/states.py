@@ -1,0 +1,124 @@
+"""Recurrent states (gated delta net): replayed or stored per draft token, their dtype, and snapshots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sglang_dflash.errors import Finding, error, first_true, note, ok
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.settings import REPLAY_SWITCH
+
+_REQUEST, _RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
+_RECORDS = 16  # SGLang's default
+_RAGGED_VERIFY = "SGLANG_RAGGED_VERIFY_MODE"
+_REPLAYING_BACKENDS = ("triton", "flashinfer")
+_MIN_RING = 16  # SGLang's kernels multiply tiles of at least 16
+_CHUNK, _MAMBA_CHUNK = 64, 256  # tokens of SGLang's GDN and Mamba2 kernels
+CONV_DTYPE = "SGLANG_MAMBA_CONV_DTYPE"
+
+
+def states_kept_by(launch: Launch) -> str | None:
+    """Return why a hybrid target's recurrent state is stored per draft token, or None: states are replayed.
+
+    Sources: SGLang's ``handle_linear_attn_backend``, and ``unified_memory_pool.py``, which allocates no records.
+    """
+    settings = launch.settings
+    backend, ragged = settings.decode_backend, settings.variable(_RAGGED_VERIFY)
+    return first_true({
+        f"{REPLAY_SWITCH}=0": settings.variable(REPLAY_SWITCH) == "0",
+        f"the linear-attention backend is {backend}": backend not in _REPLAYING_BACKENDS,
+        "--enable-linear-replayssm keeps separate records": settings.enable_linear_replayssm,
+        "--disaggregation-mode prefill: this server verifies nothing": settings.disaggregation_mode == "prefill",
+        "--enable-unified-memory allocates no records": settings.enable_unified_memory,
+        f"{_RAGGED_VERIFY}={ragged}": ragged not in ("", "static"),
+    })  # fmt: skip
+
+
+def replays(launch: Launch) -> bool:
+    return launch.hybrid and states_kept_by(launch) is None
+
+
+def check_states(launch: Launch) -> Iterator[Finding]:
+    settings, reason = launch.settings, states_kept_by(launch)
+    if not launch.hybrid:
+        return
+    if reason and (settings.enable_linear_replayssm_spec or settings.variable(REPLAY_SWITCH) == "1"):
+        request = _REQUEST if settings.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
+        yield error(
+            f"{request}, but {reason}",
+            expected="a server that can replay recurrent states",
+            remedy=f"leave {request} out: states are replayed wherever they can be",
+        )
+    if reason:
+        yield note(f"stored per draft token: {reason}")
+    yield ok(f"replayed ({REPLAY_SWITCH}=0 stores one per draft token)")
+
+
+def check_records(launch: Launch) -> Iterator[Finding]:
+    """SGLang does not check their length."""
+    chosen, needed = int(launch.settings.linear_replayssm_cache_len), ring_length(launch.block)
+    if replays(launch) and chosen != _RECORDS and (chosen < needed or chosen & (chosen - 1)):
+        yield error(
+            f"{_RECORDS_FLAG} {chosen}",
+            expected=f"a power of two, at least {needed} for blocks of {launch.block}",
+            remedy=f"leave {_RECORDS_FLAG} out",
+        )
+
+
+def record_length(launch: Launch) -> int:
+    """Return the positions of a request's replay records; SGLang's default counts as none set."""
+    chosen = int(launch.settings.linear_replayssm_cache_len)
+    return ring_length(launch.block) if chosen == _RECORDS else chosen
+
+
+def ring_length(block: int) -> int:
+    """Return the smallest power of two that holds a block of ``block`` tokens.
+
+    Such a ring is full after every verify, so every commit updates the state.
+    """
+    return max(_MIN_RING, 1 << (block - 1).bit_length())
+
+
+def flashinfer_states(launch: Launch) -> str | None:
+    """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16, or None."""
+    settings = launch.settings
+    if not launch.device.is_blackwell:
+        return None
+    if settings.decode_backend == "flashinfer":
+        return "--linear-attn-decode-backend" if settings.linear_attn_decode_backend else "--linear-attn-backend"
+    return "--linear-attn-verify-backend" if settings.linear_attn_verify_backend == "flashinfer" else None
+
+
+def needs_bfloat16_states(launch: Launch) -> bool:
+    return launch.settings.mamba_ssm_dtype is None and flashinfer_states(launch) is not None
+
+
+def state_dtype(launch: Launch) -> str:
+    """Return the dtype of recurrent states in plain decoding, as ``mamba2_state_dtype`` chooses it."""
+    if needs_bfloat16_states(launch):
+        return "bfloat16"
+    chosen = launch.settings.mamba_ssm_dtype or launch.settings.variable("SGLANG_MAMBA_SSM_DTYPE")
+    return chosen or launch.text.get("mamba_ssm_dtype") or "float32"
+
+
+def snapshot_grid(launch: Launch) -> int:
+    """Return the tokens between two snapshots of a decoding request, SGLang's ``mamba_track_grid``."""
+    text, settings = launch.text, launch.settings
+    chunk = text.get("mamba_chunk_size") or (launch.layers.mamba and text.get("chunk_size", _MAMBA_CHUNK))
+    return math.lcm(max(chunk or _CHUNK, settings.page), settings.mamba_track_interval or 1)
+
+
+def check_snapshots(launch: Launch) -> Iterator[Finding]:
+    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
+    settings, block, interval = launch.settings, launch.block, launch.settings.mamba_track_interval
+    caches = not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
+    if not (launch.recurrent and caches) or interval is None:
+        return
+    grid, blocks = snapshot_grid(launch), 1 if settings.disable_overlap_schedule else 2
+    if interval < block or grid < blocks * block:
+        yield error(
+            f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
+            expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
+            remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
+        )

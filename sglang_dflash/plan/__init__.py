@@ -1,1 +1,0 @@
-"""Decisions before a server runs, from arguments, configurations and a machine that are read once."""

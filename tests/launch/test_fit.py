@@ -1,0 +1,262 @@
+"""The published pairs on known GPUs: sizes, memory, and what fits."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from sglang_dflash.check.cli import app
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.pools import Sizing, fit
+from sglang_dflash.check.report import preflight
+from sglang_dflash.check.sizes import target_kv_per_token
+from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.division import STATE_SHARE
+from sglang_dflash.launch.old_flags import modernise_argv
+from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
+from tests.support.cards import FOLDER, NAMES, card
+from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
+
+SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
+CONTEXT = 262_144  # tokens of the longest request of each card's target
+# The drafters' parameters as the publishers state them, in billions.
+PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
+
+
+def sizing(*flags: str) -> Sizing:
+    return memory_of("Qwen3.5-27B", *flags).served.sizing
+
+
+def card_flags(name: str) -> list[str]:
+    return modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_large_gpu(name: str) -> None:
+    config = load_config(FOLDER / name / "target")
+    shapes = expected_shapes(DrafterConfig.load(FOLDER / name / "drafter"))
+    assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
+    report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
+    assert [finding for finding in report.findings if finding.level == "error"] == []
+    assert report.memory is not None and report.memory.served.running > 0 and report.memory.other is not None
+    text, served = text_config(config), report.memory.served.sizing
+    assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
+    padding = served.page * (served.target_kv + served.draft_kv)
+    for pools in (report.memory.served, report.memory.other):
+        assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
+    backend = "trtllm_mha" if gpu == "b200" else "fa3"
+    flags = [*card_flags(name), "--attention-backend", backend, "--speculative-draft-attention-backend", backend]
+    report = checked(name, *flags, on=GPUS[gpu])
+    assert report.memory is not None
+    served = report.memory.served
+    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes, replay=served.replay)
+    assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
+
+
+# Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
+_PARTS = {"block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
+DFLASH2: dict[str, Any] = {
+    **{"architectures": ["DFlash2DraftModel"], "block_size": None, "is_causal": False},
+    "layer_types": ["sliding_attention"] * 5,
+    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "rope_dim": 64},
+    "dflash_config": {**_PARTS, "mask_token_id": 248_070, "target_layer_ids": [5, 19, 33, 47, 61]},
+}
+
+
+def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fit_than_with_kept_states(
+    tmp_path: Path,
+) -> None:
+    pair = FOLDER / "Qwen3.6-27B"
+    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
+    shapes = expected_shapes(DrafterConfig.load(tmp_path))
+    size = 2 * sum(map(math.prod, shapes.values()))
+    assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
+
+    def memory(*flags: str) -> MemoryTable:
+        report = preflight(parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0], GPUS["h200"])
+        assert report.memory is not None and not [each for each in report.findings if each.level == "error"]
+        return report.memory
+
+    table = memory()
+    assert table.served.replay and table.other is not None and table.served.sizing.block == 8
+    assert (table.served.running, table.other.running) == (47, 15)
+    assert table.served.sizing.drafter_weights == size
+    # Selector, convolutions and the context projection are whole on every rank.
+    parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]
+    whole = 2 * sum(math.prod(shapes[name]) for name in parts)
+    of_a_rank = memory("--tp-size", "8").served.sizing.drafter_weights
+    assert of_a_rank == pytest.approx((size - whole) / 8 + whole, rel=1e-3)
+
+
+def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
+    alone = sizing("--disable-radix-cache", "--max-running-requests", "9")
+    assert (alone.slots_per_request, alone.max_states) == (1, 9)
+    assert sizing("--disable-radix-cache", "--max-mamba-cache-size", "20").max_states == 20
+    assert sizing("--max-running-requests", "9").max_states is None
+
+
+def test_replayed_and_kept_states_have_the_dtype_of_flag_then_variable_then_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
+    assert of_target.replayed.slot - by_flag.replayed.slot == 48 * 48 * 128 * 128 * 2
+    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
+    assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
+    assert of_target.replayed.slot == of_target.kept.slot and by_flag.replayed.slot == by_flag.kept.slot
+
+
+def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
+    flags = ("--disaggregation-mode", "prefill")
+    report = checked("Qwen3.5-27B", *flags)
+    assert report.plan is not None and report.plan.describe()["states"] == "kept"
+    assert report.memory is not None and report.memory.other is None
+    assert report.memory.served.bytes["scratch"] == 0
+    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+
+
+# SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": MISSING, "intermediate_size": 1536,
+    "vocab_size": 49_152, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3 = {
+    "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 3072, "vocab_size": 151_936, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv"),
+    [(SMOLLM2, 134_515_008, 30 * 2 * 3 * 64), (QWEN3, 596_049_920, 28 * 2 * 8 * 128)],
+    ids=["Llama", "Qwen3"],
+)
+def test_the_memory_of_a_dense_target_follows_from_its_configuration(
+    config: dict[str, Any], parameters: int, kv: int, tmp_path: Path
+) -> None:
+    layers = {"num_target_layers": config["num_hidden_layers"]}
+    ours = {key: config[key] for key in ("hidden_size", "vocab_size")}
+    write_model(tmp_path / "target", target(**config))
+    write_model(tmp_path / "drafter", drafter(**ours, **layers))
+    stated = {"metadata": {"total_size": 2 * parameters}, "weight_map": {}}
+    (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(stated))
+    flags = parse(["--dtype", "bfloat16"], target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))[0]
+    report = preflight(flags, GPUS["h100"])
+    assert report.memory is not None, report.findings
+    served = report.memory.served
+    assert (served.sizing.target_weights, served.sizing.target_kv) == (2 * parameters, 2 * kv)
+    heads = config["num_key_value_heads"]  # ranks beyond the KV heads hold copies
+    assert [target_kv_per_token(target(**config), kv_bytes=2, tp_size=tp)[0] for tp in (heads, 2 * heads)] == [
+        2 * kv // heads
+    ] * 2
+    each = 2 * kv + served.sizing.draft_kv
+    left = report.memory.static_bytes - served.sizing.weights
+    # All bytes are K/V, one token is padding.
+    assert served.running == 48 and 0 <= left - served.tokens * each < 2 * each
+
+
+@pytest.mark.parametrize("weighed", [True, False], ids=["headers", "no headers"])
+def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weighed: bool, tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER / "Qwen3-Coder-Next", tmp_path / "pair")
+    if weighed:  # a file of 148.4 GiB that takes no disk: it has a header, and a hole
+        (folder / "target" / "model.safetensors.index.json").unlink()
+        shape = [79_674_391_296]
+        header = json.dumps({"w": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 2 * shape[0]]}}).encode()
+        with (folder / "target" / "model.safetensors").open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 2 * shape[0])
+    pair = {"target": str(folder / "target"), "drafter": str(folder / "drafter")}
+    report = preflight(parse([], **pair)[0], GPUS["h200"])
+    certain = [finding for finding in report.findings if finding.level == "error" and not finding.estimated]
+    assert [finding.about for finding in certain] == (["running requests"] if weighed else [])
+    assert re.search(r"the weights of one rank take 149\.\d+ GiB of 119.34 GiB \(0.85 of the device\)", str(report))
+    assert [advice.flag for advice in report.advice] == ["--tp-size 2"]
+    assert report.memory is not None and report.memory.served.tokens == 0
+    assert CliRunner().invoke(app, ["check", *pair.values(), "--gpu", "h200"]).exit_code == 2
+    if weighed:
+        with pytest.raises(DFlashError, match=r"weights of one rank take 149.* serve a quantised target"):
+            raise_first_error(report.findings)
+        for smaller in (("--tp-size", "2"), ("--quantization", "fp8"), ("--cpu-offload-gb", "40")):
+            raise_first_error(preflight(parse(smaller, **pair)[0], GPUS["h200"]).findings)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("layers", "requested", "expected"),
+    [
+        ([FULL, FULL], None, None),
+        ([FULL, FULL], 16, 16),
+        ([SLIDING, FULL], None, None),
+        ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
+        ([SLIDING, FULL], 4096, 4096),
+        ([SLIDING, SLIDING], None, 127),
+        ([SLIDING, SLIDING], 64, 127),
+        ([SLIDING, SLIDING], 4096, 127),
+    ],
+)
+def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
+    config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
+    assert context_window(requested, config) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "sliding", "expected"),
+    [
+        ((), 2048, 2047),
+        ((), 4096, None),  # with tails, more slots than tokens that each request is left
+        (("--disable-radix-cache",), 4096, 4095),  # without tails
+        (("--enable-hierarchical-cache",), 2048, None),
+        (("--disaggregation-mode", "prefill"), 2048, None),
+        (("--disaggregation-mode", "prefill", "--speculative-draft-window-size", "64"), 2048, 2047),
+    ],
+)
+def test_a_drafter_whose_layers_all_slide_has_a_window_where_it_saves_memory(
+    flags: tuple[str, ...], sliding: int, expected: int | None, tmp_path: Path
+) -> None:
+    pair = FOLDER / "Qwen3.6-27B"
+    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2, "sliding_window": sliding})
+    settings = parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0]
+    found = draft_window(Launch.of(settings, GPUS["h200"]))
+    assert (found and found.tokens) == expected
+
+
+@given(
+    window=st.integers(1, 300),
+    block=st.integers(1, 32),
+    page=st.sampled_from([1, 16, 64]),
+    context=st.integers(1, 1000),
+    length=st.integers(0, 1000),
+    lag=st.integers(0, 300),
+)
+def test_a_ring_holds_every_slot_until_the_prefix_is_cached(
+    window: int, block: int, page: int, context: int, length: int, lag: int
+) -> None:
+    """SGLang reserves two blocks beyond the tokens, and the step in flight may commit one more."""
+    drafts = DraftWindow(window, block, page, lag, cached=True)
+    slots, length = drafts.ring_slots(context), min(length, context + block)  # the last block may run past the end
+    assert slots % page == 0
+    assert slots >= length + 3 * block - drafts.start(max(0, length - lag))
+    assert slots < min(window, context + block) + 4 * block + lag + 2 * page
+    assert drafts.tail_slots(context) >= length - drafts.start(length)

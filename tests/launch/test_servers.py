@@ -1,0 +1,220 @@
+"""Servers allocate the memory, and keep the prefixes, that ``sglang-dflash check`` predicts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sglang_dflash.check.flags import parse
+from sglang_dflash.check.machine import asked_about
+from sglang_dflash.check.pools import Pools, fit
+from sglang_dflash.check.report import preflight
+from sglang_dflash.launch.settings import OURS, SWITCH
+from sglang_dflash_lab.pairs import drafter_path, target_path
+from tests.families.pairs import build
+from tests.support.generation import flush, generate
+from tests.support.servers import (
+    RANDOM_WIDTHS,
+    Server,
+    assert_memory_as_estimated,
+    dflash_server,
+    memory_estimate,
+    running,
+    with_plugin,
+    worker_info,
+)
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+SIZES = "--max-total-tokens 3000 --max-mamba-cache-size 60 --max-running-requests 8 --speculative-num-draft-tokens 12"
+DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        ("tiny-dense", "--dtype float32"),
+        ("tiny-hybrid", "--dtype bfloat16 --mamba-radix-cache-strategy extra_buffer"),
+        ("tiny-moe", "--dtype float32 --mamba-ssm-dtype bfloat16"),
+        ("tiny-dense", "--dtype float32 --speculative-draft-window-size 64 --page-size 16"),
+        # A window that no sequence fills.
+        ("tiny-dense", "--dtype float32 --speculative-draft-window-size 4096 --context-length 256"),
+        ("tiny-hybrid", f"--dtype float32 {DECODES}"),
+        ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
+        ("tiny-dense", "--dtype float32 --tp-size 2"),
+        ("tiny-hybrid dflash2", "--dtype float32"),
+        ("tiny-hybrid dflash2", "--dtype float32 --tp-size 2"),
+    ],
+)
+def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str, tmp_path: Path) -> None:
+    pair, _, drafter = pair.partition(" ")
+    models, flags = (target_path(pair), drafter_path(pair, drafter or "good")), [*SIZES.split(), *words.split()]
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
+    with running(tmp_path, "--model-path", str(models[0]), *draft, *flags) as server:
+        allocation = worker_info(server)["memory_bytes"]
+    estimate = memory_estimate(*models, *flags)
+    if "--tp-size" in words:
+        assert estimate["drafter_weights"] == allocation["drafter_weights"]
+        return
+    assert all(allocation[pool] for pool in ("target_kv", "draft_kv", "target_weights", "drafter_weights"))
+    assert (allocation["states"] > 0) == (pair != "tiny-dense")
+    assert_memory_as_estimated(estimate, allocation)
+
+
+@pytest.mark.parametrize(
+    ("thousandths", "words"),
+    [
+        (37, "--context-length 256"),  # SGLang's own division has more states
+        (37, "--context-length 64"),
+        (112, "--context-length 64"),
+        (37, "--context-length 64 --speculative-draft-window-size 16"),
+        (37, "--context-length 64 --mamba-full-memory-ratio 0.7"),
+        (37, "--context-length 64 --tp-size 2"),  # the first rank measures twice as much: the least decides
+        (37, f"--context-length 64 {DECODES}"),
+    ],
+)
+def test_a_server_divides_free_memory_as_check_predicts(thousandths: int, words: str, tmp_path: Path) -> None:
+    """Of so many thousandths of a GiB."""
+    free = thousandths * (1 << 30) // 1000
+    models = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
+    flags = ["--dtype", "float32", "--max-running-requests", "48", *words.split()]
+    report = preflight(parse(flags, **models)[0], asked_about("cpu", 64))
+    assert report.memory is not None
+    sizing = report.memory.served.sizing
+    predicted = fit(sizing, free + sizing.weights, replay=True)
+    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)}
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
+    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
+        running_at_once = worker_info(server)["requests"]["running"]
+        tokens = server.get("/server_info").json()["max_total_num_tokens"]
+    [slots] = set(re.findall(r"max_mamba_cache_size: (\d+)", server.log))
+    assert (int(slots), running_at_once, tokens) == (predicted.state_slots, predicted.running, predicted.tokens)
+
+
+WINDOW = "--speculative-draft-window-size 64"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("gpt_oss", ""),
+        ("gpt_oss", f"--swa-full-tokens-ratio 0.3 --page-size 16 {WINDOW}"),
+        ("gpt_oss", f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
+        ("gemma4_text", "--max-total-tokens 3000"),
+        ("deepseek_v3", WINDOW),
+        ("nemotron_h", ""),
+        ("nemotron_h", f"--disable-radix-cache {WINDOW}"),
+    ],
+)
+def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, words: str, tmp_path: Path) -> None:
+    """Of 37 thousandths of a GiB: the pools, and the one that ends requests."""
+    free = 37 * (1 << 30) // 1000
+    build(family, tmp_path)
+    models = {"target": str(tmp_path / "target"), "drafter": str(tmp_path / "drafter")}
+    flags = ["--dtype", "float32", "--max-running-requests", "8", "--skip-tokenizer-init", *words.split()]
+    variables = {SWITCH: OURS, "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    report = preflight(replace(parse(flags, **models)[0], environ=variables), asked_about("cpu", 64))
+    assert report.memory is not None, report.findings
+    predicted = fit(report.memory.served.sizing, free + report.memory.served.sizing.weights)
+    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
+    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
+        worker, tokens = worker_info(server), server.get("/server_info").json()["max_total_num_tokens"]
+    each, limit = predicted.kv.per_request(predicted.running)
+    ended = f", limited by {limit}" if predicted.sliding_tokens else ""
+    sliding = f", {predicted.sliding_tokens:,} in sliding layers" if predicted.sliding_tokens else ""
+    assert f"K/V {predicted.tokens:,} tokens{sliding} ({each:,} per request{ended})" in server.log
+    assert (worker["requests"]["running"], tokens) == (predicted.running, predicted.tokens)
+    pools = [pool for pool in predicted.bytes if pool not in ("target_weights", "drafter_weights", "history")]
+    assert {pool: worker["memory_bytes"][pool] for pool in pools} == {pool: predicted.bytes[pool] for pool in pools}
+
+
+PAIR = "tiny-hybrid"
+SLOTS = 20
+OVERLAP = {"extra_buffer": 4, "extra_buffer_lazy": 3, "no_buffer": 2}  # slots of a running request without its prefix
+TO_THE_END = {"ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class PrefixServer:
+    server: Server
+    strategy: str
+    predicted: Pools
+
+    def keeps_first(self, count: int, new_tokens: int = 8) -> bool:
+        """Send ``count`` conversations one after the other; return whether the first is still cached."""
+        answers = [generate(self.server, prompt(i), new_tokens, sampling_params=TO_THE_END) for i in range(count)]
+        again = [*prompt(0), *answers[0].tokens, 5, 6]
+        return bool(generate(self.server, again, 1).meta["cached_tokens"])
+
+    def most(self, running: int) -> int:
+        """Prefixes that are kept while ``running`` others run, that of the current request included."""
+        return replace(self.predicted, running=running + 1).prefixes + 1
+
+
+@pytest.fixture(scope="module", params=OVERLAP)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefixServer]:
+    sizes = f"--max-mamba-cache-size {SLOTS} --max-total-tokens 30000 --max-running-requests 3"
+    flags = ["--mamba-radix-cache-strategy", request.param, *sizes.split()]
+    if request.param == "no_buffer":
+        flags.append("--disable-overlap-schedule")
+    base = ("--dtype", "float32", "--skip-tokenizer-init")
+    pair = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
+    report = preflight(parse([*base, *flags], **pair)[0], asked_about("cpu", 64))
+    assert report.memory is not None
+    with dflash_server(PAIR, tmp_path_factory.mktemp("kept"), *flags, base=base) as server:
+        yield PrefixServer(server, request.param, report.memory.served)
+
+
+def prompt(number: int, length: int = 130) -> list[int]:
+    return [2 + (number * 131 + i * 7 + number * i % 11) % 900 for i in range(length)]
+
+
+def test_the_logged_prefixes_are_those_that_check_predicts(kept: PrefixServer) -> None:
+    logged = re.search(r"([\d,]+) cached prefixes", kept.server.log)
+    assert logged is not None and int(logged[1].replace(",", "")) == kept.predicted.prefixes
+    assert kept.predicted.prefixes == SLOTS - 3 * OVERLAP[kept.strategy]
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> None:
+    if kept.strategy == "no_buffer":
+        pytest.skip("the end of an answer may be a prefix too: one or two per request, as below")
+    most = kept.most(running)
+    # Near a snapshot, a lazy request takes the slot that it has put off.
+    later = running if kept.strategy == "extra_buffer_lazy" else 0
+    found = {}
+    for count in (most - later, most + 1):
+        flush(kept.server)
+        with ThreadPoolExecutor(running + 1) as pool:
+            more = [prompt(90 + i) for i in range(running)]
+            long = [pool.submit(generate, kept.server, each, 4000, sampling_params=TO_THE_END) for each in more]
+            while running_now(kept.server) < running:
+                time.sleep(0.1)
+            found[count] = kept.keeps_first(count)
+            assert not any(each.done() for each in long)
+            kept.server.post("/abort_request", {"rid": "", "abort_all": True})
+    assert list(found.values()) == [True, False], found
+
+
+def test_a_turn_with_a_long_answer_stores_two_states(kept: PrefixServer) -> None:
+    """The prompt's and the answer's last, so half as many conversations stay.
+
+    With ``no_buffer`` the second one is stored only if no draft was accepted beyond the end.
+    """
+    most, found = kept.most(0), {}
+    for count in (most // 2, most + 1 if kept.strategy == "no_buffer" else most // 2 + 2):
+        flush(kept.server)
+        found[count] = kept.keeps_first(count, new_tokens=150)
+    assert list(found.values()) == [True, False], found
+
+
+def running_now(server: Server) -> int:
+    return int(server.get("/v1/loads").json()["loads"][0]["num_running_reqs"])

@@ -1,0 +1,49 @@
+"""The configuration file: defaults, and refusals by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch.widths import WidthConfig, parse_config, read_config
+
+
+@pytest.mark.parametrize(
+    "block, drafted, widths",
+    [
+        (16, None, (1, 2, 4, 8, 12, 16)),
+        (10, None, (1, 2, 4, 8, 10)),
+        (2, None, (1, 2)),
+        (1, None, (1,)),
+        # a wider block than the drafter's
+        (32, 16, (1, 2, 4, 8, 12, 16, 32)),
+        (32, 10, (1, 2, 4, 8, 10, 16, 32)),
+        (32, 64, (1, 2, 4, 8, 12, 16, 32)),
+    ],
+)
+def test_default_widths_are_powers_of_two_and_12_the_block_size_and_what_the_drafter_drafts(block, drafted, widths):
+    assert WidthConfig().widths_for(block, drafted) == widths
+
+
+@pytest.mark.parametrize(
+    "found, named",
+    [
+        ({"policy": "adaptive"}, ["policy", "the key widths", "leave it out"]),
+        ({"widths": []}, ["widths", "[]"]),
+        ({"widths": [0, 4]}, ["widths", "greater than or equal to 1"]),
+        ({"widths": [True]}, ["widths"]),
+        ({"widths": [4.0]}, ["widths"]),
+        ({"widths": 4}, ["widths"]),
+        ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's steps", '{"widths"']),
+    ],
+)
+def test_an_unknown_key_or_value_is_refused_by_name(found, named):
+    with pytest.raises(DFlashError) as error:
+        parse_config(found)
+    for text in ("--speculative-adaptive-config", *named):
+        assert text in str(error.value)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    with pytest.raises(DFlashError, match=r"--speculative-adaptive-config: .*width\.json"):
+        read_config(str(tmp_path / "width.json"))
