@@ -11,7 +11,7 @@ from sglang_dflash.drafter.formats import FULL, architecture, text_config
 from sglang_dflash.errors import Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.layers import has_mamba
-from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH, flag_of
+from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
 SKIP_GATHER = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
@@ -127,9 +127,10 @@ def check_worker(launch: Launch) -> Iterator[Finding]:
         yield builtin("context parallelism is used")
     if settings.enable_watermark:
         yield builtin("--enable-watermark is used")
-    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        if getattr(settings, name) != 1.0:
-            yield builtin(f"{flag_of(name)} is not lossless")
+    if settings.speculative_accept_threshold_single != 1.0:
+        yield builtin("--speculative-accept-threshold-single is not lossless")
+    if settings.speculative_accept_threshold_acc != 1.0:
+        yield builtin("--speculative-accept-threshold-acc is not lossless")
     yield ok("sglang-dflash")
 
 

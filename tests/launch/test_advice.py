@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dflash.check.machine import GPUS, asked_about, highest_fraction
 from sglang_dflash.check.memory import MemoryTable
-from tests.support.configs import checked, memory_of, settings
+from tests.support.configs import checked, launch_of, memory_of, target
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
 BLOCK = ("--speculative-num-draft-tokens", "16")
@@ -56,12 +56,11 @@ def test_an_advised_flag_lets_as_many_requests_run_as_stated(
     ],
 )
 def test_no_fraction_is_proposed_at_which_servers_died(gpu: str, died: float, ran: float, given: Any) -> None:
-    vocab, machine = 248_320, GPUS[gpu]
-    highest = highest_fraction(machine, settings(**given), vocab)
+    launch = launch_of({}, target(vocab_size=248_320), GPUS[gpu], **given)
+    highest = highest_fraction(launch)
     assert ran - 0.15 < highest <= ran < died
     for harder in ({"chunked_prefill_size": 32_768}, {"speculative_num_draft_tokens": 64, "max_running_requests": 64}):
-        lower = highest_fraction(machine, settings(**{**given, **harder}), vocab)
-        assert lower < highest or machine.is_unified
+        assert highest_fraction(launch.changed(**harder)) < highest or launch.device.is_unified
 
 
 def test_all_requests_run_without_a_ratio() -> None:

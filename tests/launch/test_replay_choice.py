@@ -10,16 +10,17 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import ServingPlan
+from sglang_dflash.launch.rules import judge
 from sglang_dflash.launch.settings import Settings
 from sglang_dflash.launch.states import record_length
 from tests.support import configs
 from tests.support.cards import NAMES, card
-from tests.support.configs import card_pair, launched
+from tests.support.configs import RULES, card_pair, launched
 
 SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 FLAG = "--enable-linear-replayssm-spec"
@@ -144,4 +145,5 @@ def test_records_that_are_too_short_or_an_unknown_word_are_refused(
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     with pytest.raises(DFlashError, match=said):
-        planned(*NAMED, *words.split())
+        given = parse([*NAMED[1:], *words.split()], **card_pair(NAMED[0]))[0]
+        raise_first_error(judge(Launch.of(given, CPU), RULES))

@@ -23,7 +23,7 @@ def test_what_is_read_is_listed_and_is_an_argument_of_sglangs() -> None:
     """``check`` names other flags of a command as not counted."""
     package = Path(sglang_dflash.__path__[0])
     texts = [file.read_text() for room in ("launch", "check") for file in (package / room).glob("*.py")]
-    named = {name for text in texts for name in re.findall(r"\b(?:settings|self)\.([a-z0-9_]+)", text)}
+    named = {name for text in texts for name in re.findall(r"\b(?:self\.settings|settings|self)\.([a-z0-9_]+)", text)}
     known = vars(parse()[0].arguments).keys()
     assert named & known == READ | {"speculative_algorithm"} and known >= READ
 

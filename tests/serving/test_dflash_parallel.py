@@ -2,7 +2,7 @@
 
 Tensor parallelism shards target and drafter, data parallelism runs replicas in a server; two replicas behind SGLang's
 router, as ``launch/replicas.sh`` starts them; a launch that cannot work ends before it loads weights, with one error
-that names the fault and a fix (all errors, without a process: tests/cpu, tests/plan, tests/states).
+that names the fault and a fix (all errors, without a process: tests/cpu, tests/launch, tests/states).
 """
 
 from __future__ import annotations

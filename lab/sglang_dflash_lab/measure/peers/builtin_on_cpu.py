@@ -14,7 +14,7 @@ def register() -> None:
 
     from sglang_dflash.launch import choice
 
-    choice.served_by_neither = lambda *_: iter(())  # type: ignore[assignment]
+    choice.served_by_neither = lambda *_: iter(())
     HookRegistry.register(
         "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
         embeddings_in_the_models_dtype,
