@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, cast
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.errors import Finding, error, note, ok
+from sglang_dflash.errors import Finding, note, ok
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
@@ -88,13 +88,6 @@ def draft_window(launch: Launch) -> DraftWindow | None:
 
 
 def check_window(launch: Launch) -> Iterator[Finding]:
-    window, block = launch.settings.speculative_draft_window_size, launch.block
-    if window is not None and window < block:
-        yield error(
-            f"--speculative-draft-window-size {window}, block size {block}",
-            expected=f"{block} or more",
-            remedy="choose a window of at least one block; 2048 or 4096 are usual",
-        )
     reads = draft_window(launch)
     kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
     yield ok("none" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")

@@ -92,25 +92,6 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
     )
 
 
-def _block_flags(launch: Launch) -> Iterator[Finding]:
-    tokens, block = launch.settings.speculative_num_draft_tokens, launch.settings.speculative_dflash_block_size
-    if None not in (tokens, block) and tokens != block:
-        yield error(
-            f"--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block}",
-            expected="one value: both are the block size",
-            remedy="keep one of the two flags",
-        )
-
-
-def _pipeline(launch: Launch) -> Iterator[Finding]:
-    if launch.settings.pp_size > 1:
-        yield error(
-            f"--pp-size {launch.settings.pp_size}",
-            expected="1: a draft needs hidden states of the whole target",
-            remedy="use --tp-size instead",
-        )
-
-
 def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
     return DFlashError(
         f"--grammar-backend {backend}: {grammar} has no rollback, and one constrained request would end the server",
@@ -200,8 +181,6 @@ EARLY: dict[str, Rule] = {
     "switch": choice.check_switch,
     "target": choice.check_target,
     "drafter": _drafter_path,
-    "block flags": _block_flags,
-    "pipeline parallelism": _pipeline,
     "grammar backend": _grammars,
     "sampled acceptance": _acceptance,
     "configuration": _configuration,

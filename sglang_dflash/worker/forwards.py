@@ -134,7 +134,6 @@ class Inject:
         self._drafter, self._ranks, self._rings, self._defers = drafter, ranks, rings, defers
         # a ring has a slot for each waiting token
         self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
-        self._copies: Any = () if rings is None else rings.copies
         self.queue: StagedContext | None = None
         self._waiting, self._plain = 0, False  # rows of the queue; whether plain decoding's are among them
         self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
@@ -155,7 +154,7 @@ class Inject:
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
         is_full = queue is not None and self._waiting + tokens > min(len(queue), most)
-        if rows is not self._rows or is_full or self._copies:
+        if rows is not self._rows or is_full or self._moves:
             self.catch_up()
             self._rows = rows
         # an eager forward of the drafter launches as much itself
@@ -172,7 +171,7 @@ class Inject:
         It injects any request's tokens, as many as it has rows. See :meth:`catch_up`.
         """
         staged = self._drafter.model.staged
-        if self._waiting > (rows if staged is not None and rows <= len(staged) else 0) or self._copies:
+        if self._waiting > (rows if staged is not None and rows <= len(staged) else 0) or self._moves:
             return self.catch_up()
         self._waiting, self._plain = 0, False
         return False
@@ -204,6 +203,10 @@ class Inject:
         shift = prefix - (extend.cumsum(0) - extend)
         positions = shift.repeat_interleave(extend, output_size=total) + torch.arange(total, device=hidden.device)
         self.write(hidden, None, positions, self._slots(kv_loc_plan))
+
+    @property
+    def _moves(self) -> bool:
+        return self._rings is not None and bool(self._rings.copies)
 
     def _slots(self, kv_loc_plan: Any) -> Tensor:
         slots: Tensor = kv_loc_plan.write_ids(self._drafter.kv_index_translator)

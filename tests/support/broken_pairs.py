@@ -67,7 +67,7 @@ def _dflash2(name: str, names: str, flags: tuple[str, ...] = (), **changes: Any)
     return Broken(name, names, drafter=drafter, target=vocabulary, flags=flags)
 
 
-BLOCK, OLD_BLOCK, RANKS = "--speculative-num-draft-tokens", "--speculative-dflash-block-size", ("--tp-size", "2")
+BLOCK, RANKS = "--speculative-num-draft-tokens", ("--tp-size", "2")
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
 FULL = {"layer_types": ["full_attention"] * 2}
 WINDOWED = {"layer_types": ["sliding_attention"] * 2}
@@ -158,12 +158,8 @@ BROKEN: list[Broken] = [
     # flags
     Broken("block wider than trained", "17 exceeds the drafter's block of 16", flags=(BLOCK, "17")),
     Broken("block of one", f"{BLOCK} 1", flags=(BLOCK, "1")),
-    Broken("two block sizes", f"{BLOCK} 16 and {OLD_BLOCK} 8", flags=(BLOCK, "16", OLD_BLOCK, "8")),
-    Broken("window under the block", "window-size 8", flags=("--speculative-draft-window-size", "8")),
-    Broken("old window under the block", "window-size 8", flags=("--speculative-dflash-draft-window-size", "8")),
     Broken("heads not divisible", "--tp-size 3", flags=("--tp-size", "3")),
     Broken("more ranks than heads", "4 heads", flags=("--tp-size", "8")),
     Broken("MLP not divisible", "intermediate_size 126", drafter={"intermediate_size": 126}, flags=("--tp-size", "4")),
-    Broken("pipeline stages", "--pp-size 2", flags=("--pp-size", "2")),
     Broken("grammars without rollback", "--grammar-backend outlines", flags=("--grammar-backend", "outlines")),
 ]
