@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from sglang_dflash.check.sizes import state_bytes, target_kv_per_token
+from sglang_dflash.check.memory import state_bytes, target_kv_per_token
 from sglang_dflash.drafter.config import quantization
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND

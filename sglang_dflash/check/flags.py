@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
-from sglang_dflash.check.machine import highest_fraction
+from sglang_dflash.check.memory import highest_fraction
 from sglang_dflash.errors import DFlashError, Finding, error, note, warn
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import size

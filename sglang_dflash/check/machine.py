@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
-from sglang_dflash.launch.layers import count
 
 MIB = 1 << 20
 GIB = 1 << 30
 _MAX_GIB = 1 << 20
 _SECONDS = 60
-_HIGHEST = 0.91  # fraction that is proposed
-SMALL_CHUNK = 1024  # prefill chunk on cards that are nearly full of weights
 _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
@@ -51,31 +46,6 @@ GPUS = {
     # from torch: https://github.com/MiaAI-Lab/GLM-5.3-Flash-EXL3-2x-DGX-Sparks/issues/47
     "dgx-spark": _gpu("GB10", 124_611, (12, 1), unified=True),
 }
-
-
-def highest_fraction(launch: Launch) -> float:
-    """Return the largest proposed share of device memory for weights and pools.
-
-    With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
-    Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
-    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough. On
-    an RTX 5090 0.91 was enough for a chunk of 1,024, and 0.94 was not (the cookbook).
-    """
-    settings, device = launch.settings, launch.device
-    if device.is_unified or not device.memory:
-        return 0.8 if device.is_unified else _HIGHEST
-    chunk = max(prefill_chunk(launch), SMALL_CHUNK)
-    reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
-    logits = 4 * count(launch.text, "vocab_size", 0) * settings.running * (settings.block or 16) / MIB
-    share = 1 - (max(reserved, 10_240 if device.memory >= 60 * GIB else 0) + logits) * MIB / device.memory
-    return min(_HIGHEST, max(0.0, math.floor(100 * share) / 100))
-
-
-def prefill_chunk(launch: Launch) -> int:
-    """Return the tokens of a prefill chunk; SGLang's default depends on the device's memory."""
-    gib = (launch.device.memory or 0) // GIB
-    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
-    return launch.settings.chunked_prefill_size or chunk
 
 
 def find_gpu(base_gpu_id: int = 0) -> Device | None:

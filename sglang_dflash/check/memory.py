@@ -1,33 +1,36 @@
-"""Expected memory of one rank, from settings, configurations and headers."""
+"""Expected memory of one rank, from settings, configurations and headers.
+
+Formulas: SGLang 0.5.23's ``mem_cache/memory_pool.py``, and ``configs/mamba_utils.py`` for state shapes and replay
+records.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sglang_dflash.check.machine import highest_fraction, prefill_chunk
+from sglang_dflash.check.machine import GIB, MIB
 from sglang_dflash.check.pools import Pools, RequestState, Sizing, Sliding, fit
-from sglang_dflash.check.sizes import (
-    draft_kv_per_token,
-    dtype_bytes,
-    sharing_ranks,
-    state_bytes,
-    target_kv_per_token,
-)
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.errors import Finding, warn
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.errors import DFlashError, Finding, warn
+from sglang_dflash.launch.asked import DTYPE_BYTES, Launch
 from sglang_dflash.launch.choice import PROVEN, unproven_kind
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE
-from sglang_dflash.launch.layers import count
-from sglang_dflash.launch.plan import draft_window
+from sglang_dflash.launch.layers import count, layers_of
+from sglang_dflash.launch.plan import decide
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
-from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype, states_kept_by
+from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+
+
+_HIGHEST = 0.91  # fraction that is proposed
+SMALL_CHUNK = 1024  # prefill chunk on cards that are nearly full of weights
 
 
 @dataclass(frozen=True)
@@ -54,34 +57,59 @@ def unknown_size(launch: Launch) -> Finding | None:
     return None
 
 
-def expected_memory(launch: Launch, sizing: Sizing) -> MemoryTable:
+def expected_memory(launch: Launch) -> MemoryTable:
     device, memory, highest = launch.device, launch.device.memory or 0, highest_fraction(launch)
     fraction = launch.settings.mem_fraction_static or (highest if device.is_unified else MEM_FRACTION)
     static = int(memory * fraction)
-    served, other = divide(launch, sizing, static)
+    served, other = divide(sizing_of(launch), static)
     name = device.name if memory else f"{device.name}: sizes only"
     return MemoryTable(name, static, fraction, highest, served, other, _is_weighed(launch))
 
 
-def divide(launch: Launch, sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
+def highest_fraction(launch: Launch) -> float:
+    """Return the largest proposed share of device memory for weights and pools.
+
+    With unified memory, servers were killed at 0.85 on a DGX Spark, and none at 0.80 (SGLang's cookbook for
+    Qwen3.8-27B). Otherwise graphs and activations of a prefill chunk need what SGLang's ``handle_gpu_memory_settings``
+    estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough. On
+    an RTX 5090 0.91 was enough for a chunk of 1,024, and 0.94 was not (the cookbook).
+    """
+    settings, device = launch.settings, launch.device
+    if device.is_unified or not device.memory:
+        return 0.8 if device.is_unified else _HIGHEST
+    chunk = max(prefill_chunk(launch), SMALL_CHUNK)
+    reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
+    logits = 4 * count(launch.text, "vocab_size", 0) * settings.running * (settings.block or 16) / MIB
+    share = 1 - (max(reserved, 10_240 if device.memory >= 60 * GIB else 0) + logits) * MIB / device.memory
+    return min(_HIGHEST, max(0.0, math.floor(100 * share) / 100))
+
+
+def prefill_chunk(launch: Launch) -> int:
+    """Return the tokens of a prefill chunk; SGLang's default depends on the device's memory."""
+    gib = (launch.device.memory or 0) // GIB
+    chunk = next(size for least, size in ((160, 16384), (60, 8192), (20, 4096), (0, 2048)) if gib >= least)
+    return launch.settings.chunked_prefill_size or chunk
+
+
+def divide(sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
     """Return the division as served, and with states stored the other way."""
     kept = fit(sizing, static_bytes)
     if not sizing.replayed.records:  # no verify, or Mamba2
         return kept, None
     replayed = fit(sizing, static_bytes, replay=True)
-    return (kept, replayed) if states_kept_by(launch) else (replayed, kept)
+    return (replayed, kept) if sizing.replays else (kept, replayed)
 
 
 def sizing_of(launch: Launch) -> Sizing:
     """Return what one rank stores and its limits."""
-    settings, drafter, text = launch.settings, launch.drafter, launch.text
-    dtype, tp, page, block = launch.dtype, settings.sharing, settings.page, launch.block
+    settings, drafter, plan = launch.settings, launch.drafter, decide(launch)
+    dtype, tp = launch.dtype, settings.sharing
     kv_bytes, draft_kv_bytes = map(dtype_bytes, launch.kv_dtypes)
     kept, replayed = _request_states(launch)
     running, slots = settings.running, slots_per_request(settings)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or launch.context or drafter.max_position_embeddings
-    target_kv, sliding_kv = target_kv_per_token(text, kv_bytes=kv_bytes, tp_size=tp)
+    target_kv, sliding_kv = target_kv_per_token(launch.text, kv_bytes=kv_bytes, tp_size=tp)
     if settings.disable_hybrid_swa_memory:
         target_kv, sliding_kv = target_kv + sliding_kv, 0
     return Sizing(
@@ -92,16 +120,18 @@ def sizing_of(launch: Launch) -> Sizing:
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
         kept=kept,
         replayed=replayed,
-        block=block,
+        block=plan.block,
         slots_per_request=slots,
         context=context,
         max_running=running,
         state_share=settings.mamba_full_memory_ratio or STATE_SHARE,
         max_tokens=settings.max_total_tokens,
         max_states=states or (running if slots == 1 else None),
-        page=page,
-        window=draft_window(launch),
+        page=settings.page,
+        window=plan.window,
         in_transfer=in_transfer(settings),
+        copies=plan.copies,
+        replays=plan.replay,
     )
 
 
@@ -185,3 +215,95 @@ def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
     shapes = expected_shapes(drafter).items()
     held = sum(math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in shapes)
     return int(held * dtype_bytes(dtype))
+
+
+def dtype_bytes(name: Any) -> float:
+    """Return the bytes per element, a fraction for block-scaled K/V; an unknown dtype is a DFlashError."""
+    found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise DFlashError(
+            f"the dtype {name}",
+            expected=f"one of {', '.join(DTYPE_BYTES)}",
+            remedy="check --dtype, --mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE and the target's config.json",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """One request's recurrent state over all linear layers of one rank, bytes."""
+
+    recurrent: int  # the matrices
+    conv: int  # the last conv_kernel - 1 inputs of the convolution
+    conv_column: int  # one of them
+    record: int = 0  # what one token writes: value, key and decay of every head; 0 if that is never replayed
+
+    @property
+    def slot(self) -> int:
+        return self.recurrent + self.conv
+
+    def columns(self, block: int) -> int:
+        """Scratch for the inputs of a block's convolutions."""
+        return self.conv + (block - 1) * self.conv_column
+
+
+def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: float, tp_size: int) -> tuple[int, int]:
+    """Return the bytes per token in the pool of full layers, and in that of sliding layers.
+
+    Latent K/V (MLA) are whole on every rank. Gemma 4 has other heads in its full layers; its configuration states those
+    of its sliding layers without a prefix (SGLang's ``_apply_gemma4_attention_overrides``).
+    """
+    layers = layers_of(text)
+    if rank := count(text, "kv_lora_rank", 0):
+        return int(layers.full * (rank + count(text, "qk_rope_head_dim", 0)) * kv_bytes), 0
+    heads = count(text, "num_key_value_heads", 0) or count(text, "num_attention_heads")
+    head_dim = count(text, "head_dim", 0) or count(text, "hidden_size") // count(text, "num_attention_heads")
+    full = heads, head_dim
+    if str(text.get("model_type")).startswith("gemma4"):
+        other = text.get("attention_k_eq_v") and count(text, "num_global_key_value_heads", 0)
+        full = other or heads, count(text, "global_head_dim", 512)
+    kinds = ((layers.full, *full), (layers.sliding, heads, head_dim))
+    of_full, of_sliding = (int(2 * n * _heads_per_rank(h, tp_size) * dim * kv_bytes) for n, h, dim in kinds)
+    return of_full, of_sliding
+
+
+def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int) -> int:
+    return int(2 * drafter.num_layers * _heads_per_rank(drafter.num_kv_heads, tp_size) * drafter.head_dim * kv_bytes)
+
+
+def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
+    """Return the recurrent state of one request in a target with gated delta nets or Mamba2, on one rank.
+
+    An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
+    """
+    layers = layers_of(text)
+    if layers.mamba:
+        heads, head_dim, state = (count(text, key) for key in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"))
+        groups = count(text, "n_groups")
+        groups = tp_size if groups % tp_size else groups  # a copy on each rank
+        column = int((heads * head_dim + 2 * groups * state) // tp_size * conv_bytes)
+        matrices, record, window = heads // tp_size * head_dim * state, 0, count(text, "conv_kernel") - 1
+    elif layers.delta:
+        values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
+        value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
+        column = int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
+        record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
+        matrices, window = values // tp_size * value_dim * key_dim, count(text, "linear_conv_kernel_dim") - 1
+    else:
+        return StateBytes(0, 0, 0)
+    number = layers.mamba or layers.delta
+    return StateBytes(*(number * each for each in (int(matrices * recurrent_bytes), window * column, column, record)))
+
+
+def _heads_per_rank(heads: int, tp_size: int) -> int:
+    return max(1, heads // tp_size)  # ranks beyond the number of KV heads repeat them
+
+
+def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
+    """Return the number of tensor-parallel ranks that divide a checkpoint tensor."""
+    module, _, kind = name.rpartition(".")
+    layer = module.rpartition(".")[2]
+    if layer in ("k_proj", "v_proj"):
+        return min(tp_size, config.num_kv_heads)
+    is_divided = layer in ("q_proj", "gate_proj", "up_proj", "down_proj") or (layer, kind) == ("o_proj", "weight")
+    return tp_size if is_divided else 1

@@ -57,6 +57,7 @@ class Sizing:
     window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
+    replays: bool = False
     sliding: Sliding | None = None
 
     @property

@@ -12,7 +12,7 @@ import torch
 
 from sglang_dflash.check.advice import Advice, more_requests
 from sglang_dflash.check.flags import check_flags, check_linear_backends
-from sglang_dflash.check.memory import MemoryTable, expected_memory, sizing_of, unknown_size
+from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
 from sglang_dflash.launch.asked import Launch
@@ -170,7 +170,7 @@ def preflight(settings: Settings, device: Device) -> Report:
     if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        memory = expected_memory(launch, replace(sizing_of(launch), copies=plan.copies))
+        memory = expected_memory(launch)
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     findings += _sizes(launch, memory)

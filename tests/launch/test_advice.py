@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.check.machine import GPUS, asked_about, highest_fraction
-from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.machine import GPUS, asked_about
+from sglang_dflash.check.memory import MemoryTable, highest_fraction
 from tests.support.configs import checked, launch_of, memory_of, target
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.memory import MemoryTable, target_kv_per_token
 from sglang_dflash.check.pools import Sizing, fit
 from sglang_dflash.check.report import preflight
-from sglang_dflash.check.sizes import target_kv_per_token
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error

@@ -71,7 +71,7 @@ def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[floa
 
 
 def test_the_log_states_step_times_at_the_start(server: Server) -> None:
-    assert re.search(r"DFLASH: policy adaptive, widths \(1, 2, 4, 8, 12, 16\); ms per step", server.log)
+    assert re.search(r"DFLASH: adaptive widths \(1, 2, 4, 8, 12, 16\); ms per step", server.log)
     assert len(width_info(server)["costs"]["milliseconds"][0]) == 6
 
 
