@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +26,30 @@ if TYPE_CHECKING:
 
     from sglang_dflash.step.flight import Finished, Timed
 
-# Columns: the policy's state; the load; a finished step's width; a timed step (requests, width, nanoseconds, upper
-# bound or not); the finished step's requests by bucket and accept length.
-FINGERPRINT, REQUESTS, CONTEXT, MATCHES, WIDTH, TIMED = 0, 1, 2, slice(3, 3 + BUCKETS), 3 + BUCKETS, 4 + BUCKETS
-COUNTS = TIMED + 4
+
+@dataclass
+class News:
+    """What a rank sends before a step: its load, and one finished and one timed step since the last one.
+
+    ``blocks``: the finished step's requests by bucket and accept length; ``timed``: requests, width, nanoseconds, and
+    whether that is an upper bound; zeros without a step.
+    """
+
+    fingerprint: int  # of the policy's state
+    load: Load
+    width: int
+    timed: Sequence[int]
+    blocks: Sequence[int]
+
+    def pack(self) -> list[int]:
+        requests, context, matches = self.load
+        return [self.fingerprint, requests, context, *matches, self.width, *self.timed, *self.blocks]
+
+    @classmethod
+    def unpack(cls, row: Sequence[int]) -> News:
+        fingerprint, requests, context, *rest = row
+        matches, (width, *timed), blocks = rest[:BUCKETS], rest[BUCKETS : BUCKETS + 5], rest[BUCKETS + 5 :]
+        return cls(fingerprint, Load(requests, context, matches), width, timed, blocks)
 
 
 class SharedWidth(Width):
@@ -43,7 +64,7 @@ class SharedWidth(Width):
         self._widest = policy.widths[-1]
         self._finished: deque[Finished] = deque()
         self._timed: deque[Timed] = deque()
-        self._news: Tensor | None = None  # not yet received by the policy
+        self._news: list[News] = []  # of all ranks, not yet received by the policy
         self.batch: ScheduleBatch | None = None  # that this rank is about to run
         self.columns = torch.empty(0)  # of this rank in the last gather
         self.load = Load.of(None, ())
@@ -59,21 +80,25 @@ class SharedWidth(Width):
     def gather(self) -> Tensor:
         """Return this rank's ``columns``, int64 on the host, before it runs ``batch``."""
         self._learn()  # before every choice of a width
-        batch = self.batch
-        row = [0] * (COUNTS + BUCKETS * self._widest)
-        row[FINGERPRINT] = self.policy.fingerprint()
+        batch, load, blocks = self.batch, Load.of(None, ()), [0] * (BUCKETS * self._widest)
+        width, timed = 0, (0, 0, 0, 0)
         if batch is not None and batch.forward_mode.is_decode():
-            row[REQUESTS], row[CONTEXT], row[MATCHES] = Load.of(batch, self.buckets(batch.reqs))
+            load = Load.of(batch, self.buckets(batch.reqs))
         if self._finished:
             step = self._finished.popleft()
-            row[WIDTH] = step.width
+            width = step.width
             for length, bucket in zip(step.accept_lens, step.buckets or [0] * len(step.accept_lens), strict=True):
-                row[COUNTS + bucket * self._widest + length - 1] += 1
+                blocks[bucket * self._widest + length - 1] += 1
         if self._timed:
-            timed = self._timed.popleft()
-            row[TIMED:COUNTS] = timed.batch_size, timed.width, round(timed.milliseconds * 1e6), timed.caught_up
-        self.columns = torch.tensor(row)
+            its = self._timed.popleft()
+            timed = its.batch_size, its.width, round(its.milliseconds * 1e6), its.caught_up
+        self.columns = torch.tensor(News(self.policy.fingerprint(), load, width, timed, blocks).pack())
         return self.columns
+
+    def absent(self) -> Tensor:
+        """Return the columns of a rank that sent none."""
+        fingerprint, *others = self.columns.tolist()
+        return torch.tensor([fingerprint, *[0] * len(others)])
 
     def gathered(self, rows: Tensor) -> None:
         """Receive the columns of all ranks, [ranks, columns].
@@ -81,28 +106,26 @@ class SharedWidth(Width):
         Raises:
             DFlashError: the policies of two ranks differ; every rank raises it, before a step is launched.
         """
-        states = rows[:, FINGERPRINT].tolist()
+        self._news = [News.unpack(row) for row in rows.tolist()]
+        states = [news.fingerprint for news in self._news]
         if len(set(states)) > 1:
             raise DFlashError(
                 f"the width policies of {len(states)} ranks differ under DP attention (states {states})",
                 expected="the same state on every rank, from which each chooses the next width",
                 remedy="report it with the log; until then leave --speculative-adaptive out",
             )
-        self._news = rows
-        most = rows.amax(0)
-        self.load = Load(int(most[REQUESTS]), int(most[CONTEXT]), rows[:, MATCHES].sum(0).tolist())
+        requests, contexts, matches = zip(*(news.load for news in self._news), strict=True)
+        self.load = Load(max(requests), max(contexts), [sum(each) for each in zip(*matches, strict=True)])
 
     def _learn(self) -> None:
-        if (rows := self._news) is None:
-            return
-        for width in sorted({*rows[:, WIDTH].tolist()} - {0}):
-            counts = rows[rows[:, WIDTH] == width, COUNTS:].sum(0).tolist()
+        news, self._news = self._news, []
+        for width in sorted({each.width for each in news} - {0}):
+            counts = (sum(each) for each in zip(*(each.blocks for each in news if each.width == width), strict=True))
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
             self.policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
         # the ranks wait for each other, so their times are one measurement
-        for requests, width, time, bound in rows[rows[:, TIMED] > 0, TIMED:COUNTS].tolist()[:1]:
+        for requests, width, time, bound in [each.timed for each in news if any(each.timed)][:1]:
             self.policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
-        self._news = None
 
 
 def _shared_width() -> SharedWidth:
@@ -123,10 +146,7 @@ def append_columns(row: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def append_absent(row: Tensor, *_: Any, **__: Any) -> Tensor:
     """Hook after ``MLPSyncBatchInfo._get_fallback_tensor``: append the columns of a rank without a batch."""
-    columns = _shared_width().columns
-    absent = torch.zeros_like(columns)
-    absent[FINGERPRINT] = columns[FINGERPRINT]
-    return torch.cat((row, absent.to(row.device)))
+    return torch.cat((row, _shared_width().absent().to(row.device)))
 
 
 def receive(_: None, info: Any, *args: Any, **kwargs: Any) -> None:
