@@ -17,7 +17,7 @@ from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
 from sglang_dflash.features.figures import COPIED_BLOCKS, COPIED_TOKENS, Figures
 from sglang_dflash.launch.division import history_columns
 from sglang_dflash.ops import match_copies, offer_copies
-from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT
+from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT, offers_of
 from sglang_dflash.width.policy import BUCKET
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Evidence:
 class Copies(Feature):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; ``found`` [rows, 2] the newest
-    matches, as in ``ops.reference.step.match_copies``.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; int64 ``found`` [rows, 4] the
+    newest matches and offers, as in ``ops.reference.step.match_copies``.
     """
 
     def __init__(self, target: ModelRunner, width: int, figures: Figures) -> None:
@@ -72,7 +72,7 @@ class Copies(Feature):
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
-        self.found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
+        self.found = torch.zeros((rows, 4), dtype=torch.int64, device=device)
         self.evidence = Evidence()
         self._choices = self.evidence.choices().to(device)
         self._vocabulary, self._width = config.vocab_size, width
@@ -109,20 +109,20 @@ class Copies(Feature):
 
     def read(self, finished: Finished, kept: tuple[list[int], Tensor]) -> None:
         """Read a finished step's matches, and learn which side was right."""
-        rows, found, lengths, copied, changes = kept[0], kept[1].tolist(), list[int](), 0, False
+        (rows, found), lengths, copied, changes = kept, list[int](), 0, False
+        keys, offers = found[:, 0].tolist(), offers_of(found).tolist()
         for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
-            key, offered = found[row]
-            place, taken, cell = offered & 0x1FFF, offered >> 13 & 1, offered >> 14 & 31
+            place, taken, cell, _, settled, _ = offers[row]
             if finished.width > 1 and place:
                 if taken:
                     if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
                         lengths.append(known)
                     # at the first difference only one can be right
                     copied += max(0, accepted - place)
-                offered_was_right, other_was_right = accepted > place, accepted == place and offered >> 62
+                offered_was_right, other_was_right = accepted > place, accepted == place and settled
                 if cell != NO_DRAFT and (offered_was_right or other_was_right):
                     changes |= self.evidence.count(cell, bool(taken) == offered_was_right)
-            self._matches[req] = (key >> 31) & 31
+            self._matches[req] = (keys[row] >> 31) & 31
         self._figures.count(COPIED_BLOCKS, lengths)
         self._figures.add(COPIED_TOKENS, copied)
         if changes:

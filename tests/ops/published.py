@@ -107,7 +107,7 @@ def launch_ours(
     )
     sizes = {"first": 1, "size": 2064, "window": 2048, "page": 1}
     ops.view_rings(table, tensor(REQUEST_ROWS), longs(bs), longs(bs), longs(bs * width), **sizes)
-    history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
+    history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 4)
     appended = longs(bs), longs(bs, width), longs(bs)
     ops.match_copies(history, found, longs(bs), *appended, longest=MAX_MATCH, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)

@@ -77,7 +77,7 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
         """Few tokens, so that they repeat; a negative one cannot be copied."""
         return torch.tensor(random.choices(range(-1, 4), k=math.prod(shape))).view(shape)
 
-    history, found, rows = some(4, 60).int(), torch.zeros(4, 2, dtype=torch.int64), torch.randperm(4)[:bs]
+    history, found, rows = some(4, 60).int(), torch.zeros(4, 4, dtype=torch.int64), torch.randperm(4)[:bs]
     texts = [history[row, : random.randint(1, 20)].tolist() for row in rows]
     for _ in range(5):
         lens, block = torch.tensor([len(text) - 1 for text in texts]), some(bs, width)
@@ -104,8 +104,8 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
                 cell = cell if margin >= 0 else 31
                 taken = bool(choices[cell])
                 other = (expected if taken else copy)[first - 1]
-                first += (taken << 13) + (cell << 14) + (other << 19)
-            assert found[rows[b], 1] == first
+            offered_as = [first, taken, cell, other, 0, 0] if first else [0] * 6
+            assert step.offers_of(found)[rows[b]].tolist() == offered_as
             assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if taken else expected)]
 
 

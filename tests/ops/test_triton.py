@@ -128,7 +128,7 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
 TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
-DENSE, TABLE, PAIRS = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
+DENSE, TABLE, FOUND = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 4)
 BLOCKS = Blocks(4, 1)
 HEADS, INTS = (torch.zeros(2, 1, 16),) * 3, torch.zeros(2, 8, dtype=torch.int32)
 
@@ -151,8 +151,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "gdn_convolve_kernel": lambda: convolve(rows=EVERY_OTHER),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
-    "match_copies_kernel": lambda: match_copies(*(TABLE, PAIRS, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
-    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS, EVERY_OTHER, DENSE, DENSE, least=4),
+    "match_copies_kernel": lambda: match_copies(*(TABLE, FOUND, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
+    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, FOUND, EVERY_OTHER, DENSE, DENSE, least=4),
     "attend_block_kernel": lambda: block_attention(*HEADS, INTS, EVERY_OTHER[:2], DENSE[:2], scale=1.0),
     "reduce_parts_kernel": lambda: block_attention(*HEADS, INTS, DENSE[:2], EVERY_OTHER[:2], scale=1.0),
     "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
@@ -179,8 +179,8 @@ SHORT: dict[str, Callable[[], object]] = {
     "staged hidden states": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE[:3], DENSE, DENSE),
     "staged positions": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE[:3], DENSE),
     "staged slots": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE, DENSE[:3]),
-    "matches": lambda: match_copies(TABLE, PAIRS[:3], DENSE, DENSE, TABLE, DENSE, **COPIES),
-    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, PAIRS[:3], DENSE, DENSE, DENSE, least=4),
+    "matches": lambda: match_copies(TABLE, FOUND[:3], DENSE, DENSE, TABLE, DENSE, **COPIES),
+    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, FOUND[:3], DENSE, DENSE, DENSE, least=4),
     "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
     "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
     "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),

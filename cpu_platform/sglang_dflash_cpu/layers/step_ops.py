@@ -9,7 +9,7 @@ from torch import Tensor
 from sglang_dflash.ops import Noise, token_hash
 from sglang_dflash.ops.reference import model
 from sglang_dflash.ops.reference.model import Codebooks
-from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
+from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT, OTHER, PLACE, SETTLED, offers_of
 
 _EDGES = 2.0 ** np.arange(-1, MARGIN_EDGES - 1)
 
@@ -27,12 +27,11 @@ def match_copies(
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.step.match_copies`, from the occurrences of the newest token."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
-    offered, width = found.numpy()[places, 1], tokens.shape[1]
-    place = offered & 0x1FFF
+    offers, width = offers_of(found).numpy(), tokens.shape[1]
+    place = offers[places, PLACE]
     if place.any():
         settled = np.take_along_axis(tokens.numpy(), np.clip(place - 1, 0, width - 1)[:, None], 1)[:, 0]
-        settled = (settled == (offered >> 19 & 0x7FFFFFFF)) & (place > 0) & (place <= width)
-        found.numpy()[places, 1] |= settled.astype(np.int64) << 62
+        offers[places, SETTLED] = (settled == offers[places, OTHER]) & (place > 0) & (place <= width)
     positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, width + 1), history.shape[1] - 1)
     history.numpy()[places[:, None], positions] = tokens.numpy()
     known, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
@@ -59,9 +58,9 @@ def offer_copies(
     least: int,
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.step.offer_copies`; most steps have nothing to offer."""
-    places, state = rows.numpy(), found.numpy()
-    length, end = (state[places, 0] >> 31) & 31, state[places, 0] & 0x7FFFFFFF
-    state[places, 1] = 0
+    places, keys, offers = rows.numpy(), found.numpy()[:, 0], offers_of(found).numpy()
+    length, end = (keys[places] >> 31) & 31, keys[places] & 0x7FFFFFFF
+    offers[places] = 0
     matched = np.flatnonzero(length >= least)
     if not len(matched):
         return
@@ -77,8 +76,8 @@ def offer_copies(
     cell = np.where(margin >= 0, buckets + np.searchsorted(_EDGES, margin, side="right"), NO_DRAFT)
     taken = disputed & choices.numpy()[cell]
     other = np.where(taken, drafts[each, first], copies[each, first])
-    offered = first + 1 + (taken.astype(np.int64) << 13) + (cell << 14) + (other << 19)
-    state[places, 1] = np.where(disputed, offered, 0)
+    offered = np.stack([first + 1, taken, cell, other], axis=1)
+    offers[places, :SETTLED] = np.where(disputed[:, None], offered, 0)
     tokens.numpy()[matched[taken], 1:] = copies[taken]
 
 

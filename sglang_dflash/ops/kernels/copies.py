@@ -6,13 +6,18 @@ import triton
 import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense, lanes_of
-from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT
+from sglang_dflash.ops.reference.step import CELL, MARGIN_EDGES, NO_DRAFT, OTHER, PLACE, SETTLED, TAKEN
 
 TILE = 2048
 
 
 def assert_histories(history, found):
-    assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
+    assert history.stride(1) == 1 and found.stride() == (4, 1) and len(found) == len(history), found.stride()
+
+
+@triton.jit
+def offers_of(found, row):
+    return (found + row * 4 + 1).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit(
@@ -21,6 +26,7 @@ def assert_histories(history, found):
 def match_copies_kernel(
     history, found, rows, seq_lens, tokens, last, columns, history_stride, tokens_stride, width,
     MAX_MATCH: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+    PLACE: tl.constexpr, OTHER: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row, newest = tl.load(rows + request).to(tl.int64), tl.load(last + request).to(tl.int64)
@@ -28,11 +34,11 @@ def match_copies_kernel(
     first_new = tl.load(seq_lens + request).to(tl.int64) + 1
     first = tl.program_id(1) * TILE
     if tl.program_id(1) == 0:
-        offered = tl.load(found + row * 2 + 1)
-        place = offered & 0x1FFF
+        offers = offers_of(found, row)
+        place = tl.load(offers + PLACE)
         has_place = (place > 0) & (place <= width)
-        settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == (offered >> 19 & 0x7FFFFFFF))
-        tl.store(found + row * 2 + 1, offered | (settled.to(tl.int64) << 62))
+        settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == tl.load(offers + OTHER))
+        tl.store(offers + SETTLED, settled.to(tl.int32))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
         # programs cannot synchronise, so each one writes the new tokens it reads
         offsets = tl.arange(0, LANES)
@@ -53,7 +59,7 @@ def match_copies_kernel(
             lengths += alive.to(tl.int32)
     ends = first + tl.arange(0, TILE)
     keys = tl.where(lengths > 0, (lengths.to(tl.int64) << 31) + ends, 0)
-    tl.atomic_max(found + row * 2, (newest << 36) + tl.max(keys, axis=0))
+    tl.atomic_max(found + row * 4, (newest << 36) + tl.max(keys, axis=0))
 
 
 def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound):
@@ -63,7 +69,7 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
     if bs:
         match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
             history, found, rows, seq_lens, tokens, last, history.shape[1], history.stride(0), tokens.stride(0), width,
-            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width),
+            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width), PLACE=PLACE, OTHER=OTHER, SETTLED=SETTLED,
         )  # fmt: skip
 
 
@@ -73,10 +79,11 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
 def offer_copies_kernel(
     tokens, margins, history, found, rows, last, choices, columns, history_stride, margins_stride, width,
     MIN_MATCH: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
+    PLACE: tl.constexpr, TAKEN: tl.constexpr, CELL: tl.constexpr, OTHER: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
-    key = tl.load(found + row * 2)
+    key = tl.load(found + row * 4)
     length, end = (key >> 31) & 31, key & 0x7FFFFFFF
     period = tl.maximum(tl.load(last + request).to(tl.int64) - end, 1)
     offsets = tl.arange(0, LANES)
@@ -96,8 +103,12 @@ def offer_copies_kernel(
     cell = tl.where(margin >= 0, cell, NO_DRAFT)
     taken = disputed & (tl.load(choices + cell) != 0)
     other = tl.sum(tl.where(offsets == first, tl.where(taken, draft, copy), 0), axis=0)
-    offered = first + 1 + (taken.to(tl.int64) << 13) + (cell << 14) + (other << 19)
-    tl.store(found + row * 2 + 1, tl.where(disputed, offered, 0))
+    offers = offers_of(found, row)
+    tl.store(offers + PLACE, tl.where(disputed, first + 1, 0))
+    tl.store(offers + TAKEN, taken.to(tl.int32))
+    tl.store(offers + CELL, tl.where(disputed, cell, 0).to(tl.int32))
+    tl.store(offers + OTHER, tl.where(disputed, other, 0).to(tl.int32))
+    tl.store(offers + SETTLED, 0)
     tl.store(at, copy, mask=is_draft & taken)
 
 
@@ -110,5 +121,5 @@ def offer_copies(tokens, margins, history, found, rows, last, choices, *, least)
         offer_copies_kernel[(bs,)](
             tokens, margins, history, found, rows, last, choices, history.shape[1], history.stride(0),
             margins.stride(0), width, MIN_MATCH=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
-            num_warps=1,
+            PLACE=PLACE, TAKEN=TAKEN, CELL=CELL, OTHER=OTHER, SETTLED=SETTLED, num_warps=1,
         )  # fmt: skip

@@ -166,6 +166,18 @@ def stage_block(
     staged_slots[:tokens] = torch.where(accepted, blocks, 0).flatten()
 
 
+PLACE, TAKEN, CELL, OTHER, SETTLED = range(5)
+
+
+def offers_of(found: Tensor) -> Tensor:
+    """Return the offers of copies as int32 [R, 6], from int64 ``found`` [R, 4].
+
+    Columns: block position of the first difference, 0 for none; whether the copy is offered; the cell of ``choices``;
+    the token that is not offered; whether that token was the target's.
+    """
+    return found.view(torch.int32)[:, 2:]
+
+
 def match_copies(
     history: Tensor,
     found: Tensor,
@@ -185,9 +197,9 @@ def match_copies(
     Args:
         history: int32 [R, C], the token at each position; negative where none can be copied. The last column receives
             positions past the table and is never read.
-        found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
-            length of the match, 0 for none, and the position of its last token. Column 1, from :func:`offer_copies`,
-            receives bit 62 if the token that was not offered is that of ``tokens`` at its place.
+        found: int64 [R, 4]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
+            length of the match, 0 for none, and the position of its last token. ``SETTLED`` of :func:`offers_of`
+            receives whether the token that was not offered is that of ``tokens`` at its place.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
         tokens: int64 [bs, w], the tokens after it.
@@ -195,9 +207,9 @@ def match_copies(
         longest: length up to which matches count, at most 31.
     """
     rows, last = rows.long(), last.long()[:, None]
-    places, other = (found[rows, 1] & 0x1FFF)[:, None], (found[rows, 1] >> 19 & 0x7FFFFFFF)[:, None]
+    places, other = offers_of(found)[rows, PLACE].long()[:, None], offers_of(found)[rows, OTHER][:, None]
     settled = tokens.gather(1, (places - 1).clamp(0, tokens.shape[1] - 1)) == other
-    found[rows, 1] |= (settled & (places > 0) & (places <= tokens.shape[1])).squeeze(1).long() << 62
+    offers_of(found)[rows, SETTLED] = (settled & (places > 0) & (places <= tokens.shape[1])).squeeze(1).int()
     positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
     columns = min(bound, history.shape[1] - 1) + 1
@@ -236,9 +248,7 @@ def offer_copies(
     Args:
         tokens: int64 [bs, w], the block, replaced in place.
         margins: float32 [bs, w - 1], each draft's logit lead; negative where nothing was drafted.
-        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives 0 without a difference, else
-            ``place + taken * 2**13 + cell * 2**14 + other * 2**19``: the block position of the first difference,
-            whether the copy is offered, the cell, and the token that is not offered.
+        history, found: as left by :func:`match_copies`. The offers of ``found`` are replaced; 0 without a difference.
         rows, last: as in :func:`match_copies`.
         choices: bool [32], whether the copy is taken.
         least: shortest match that is copied, from 4 on.
@@ -256,8 +266,8 @@ def offer_copies(
     cell = torch.where(margin >= 0, (MARGIN_EDGES + 1) * (length // 4 - 1).clamp(0, 3) + reached, NO_DRAFT)
     taken = disputed & choices[cell]
     other = torch.where(taken, drafts, copies).gather(1, first)
-    offered = first + 1 + (taken.long() << 13) + (cell << 14) + (other << 19)
-    found[rows, 1] = torch.where(disputed, offered, 0).squeeze(1)
+    offered = torch.cat([first + 1, taken.long(), cell, other, torch.zeros_like(cell)], 1)
+    offers_of(found)[rows, : SETTLED + 1] = torch.where(disputed, offered, 0).int()
     drafts.copy_(torch.where(taken, copies, drafts))
 
 
