@@ -9,7 +9,7 @@ from functools import cache
 from typing import NoReturn
 
 from sglang_dflash.check.memory import highest_fraction
-from sglang_dflash.errors import DFlashError, Finding, error, note, warn
+from sglang_dflash.errors import DFlashError, Finding, error, first_true, note, warn
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.published import AUTO, drafter_of
@@ -142,6 +142,22 @@ _READ_AS = {
     "mxfp8": {"minimax_m3_nvfp4"},
 }
 _REQUANTISES = {"quark_mxfp4"}
+
+
+def check_refused(launch: Launch) -> Iterator[Finding]:
+    """Yield what SGLang itself refuses at a start."""
+    settings = launch.settings
+    tokens, block = settings.speculative_num_draft_tokens, settings.speculative_dflash_block_size
+    window = settings.speculative_draft_window_size
+    refused = {
+        f"--speculative-num-draft-tokens {tokens}, --speculative-dflash-block-size {block}": tokens
+        != (block or tokens),
+        f"--speculative-draft-window-size {window}, block size {launch.block}": (window or launch.block) < launch.block,
+        f"--pp-size {settings.pp_size}": settings.pp_size > 1,
+    }
+    if found := first_true(refused):
+        expected = "one block size, a window of at least a block, and one pipeline stage"
+        yield error(found, expected=expected, remedy="change what is named", about="refused by SGLang")
 
 
 def check_flags(launch: Launch) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sglang_dflash.check.advice import Advice, more_requests
-from sglang_dflash.check.flags import check_flags, check_linear_backends
+from sglang_dflash.check.flags import check_flags, check_linear_backends, check_refused
 from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
@@ -159,7 +159,11 @@ def preflight(settings: Settings, device: Device) -> Report:
     try:
         findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
         if _goes_on(findings):
-            findings += [*check_linear_backends(launch, torch.version.cuda), *check_flags(launch)]
+            findings += [
+                *check_refused(launch),
+                *check_linear_backends(launch, torch.version.cuda),
+                *check_flags(launch),
+            ]
         if _goes_on(findings):
             findings += judge(launch, LATE)
     except DFlashError as refused:
