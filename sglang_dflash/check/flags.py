@@ -149,9 +149,9 @@ def check_refused(launch: Launch) -> Iterator[Finding]:
     settings = launch.settings
     tokens, block = settings.speculative_num_draft_tokens, settings.speculative_dflash_block_size
     window = settings.speculative_draft_window_size
+    sizes = f"--speculative-num-draft-tokens {tokens}, --speculative-dflash-block-size {block}"
     refused = {
-        f"--speculative-num-draft-tokens {tokens}, --speculative-dflash-block-size {block}": tokens
-        != (block or tokens),
+        sizes: None not in (tokens, block) and tokens != block,
         f"--speculative-draft-window-size {window}, block size {launch.block}": (window or launch.block) < launch.block,
         f"--pp-size {settings.pp_size}": settings.pp_size > 1,
     }
