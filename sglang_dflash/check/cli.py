@@ -17,7 +17,7 @@ import typer
 from sglang_dflash import __version__
 from sglang_dflash.check import user_errors
 from sglang_dflash.check.diagnose.client import Client
-from sglang_dflash.check.diagnose.verdict import Report as Diagnosis
+from sglang_dflash.check.diagnose.verdict import Diagnosis
 from sglang_dflash.check.diagnose.verdict import diagnose as examine_server
 from sglang_dflash.check.doctor import doctor
 from sglang_dflash.check.flags import check_unread, pair_arguments, parse
@@ -26,7 +26,7 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.device import Device, why_no_accelerator
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.published import AUTO, card_of_drafter, published_drafters
+from sglang_dflash.launch.published import card_of_drafter
 from sglang_dflash.launch.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
@@ -96,9 +96,7 @@ def check(
     if drafter is not None and drafter.startswith("-"):  # a flag of the server
         flags.args.insert(0, drafter)
         drafter = None
-    if drafter == AUTO:
-        drafter = published_drafters().get(target, AUTO)  # `parse` refuses others
-    report, device = _report(target, drafter, flags.args, memory_gib, gpu)
+    report, device, drafter = _report(target, drafter, flags.args, memory_gib, gpu)
     if users and drafter and report.plan is not None:
         report = replace(report, findings=[*report.findings, *_fastest_block(drafter, users)])
     if as_json:
@@ -131,18 +129,20 @@ def _start_command(target: str, drafter: str | None, flags: list[str]) -> str:
 
 def _report(
     target: str, drafter: str | None, flags: list[str], memory_gib: float | None, gpu: str | None
-) -> tuple[Report, Device | None]:
+) -> tuple[Report, Device | None, str | None]:
+    """Return the report, the device that it is about, and the drafter that ``auto`` means."""
     try:
         modern, notes = modernise_argv(flags)
         settings, unread = parse(modern, target=target, drafter=drafter)
         device = asked_about(settings.device, memory_gib, gpu, base_gpu_id=settings.base_gpu_id)
     except DFlashError as raised:
-        return Report([Finding.of(raised, "flags")]), None
+        return Report([Finding.of(raised, "flags")]), None, drafter
     read = [note(each, about="old flag") for each in notes]
     if gpu is None and memory_gib is None and settings.device != "cpu" and (problem := _problem_here(device)):
         read.append(Finding.of(problem, "this machine (--gpu checks another)"))
     report = preflight(settings, device)
-    return replace(report, findings=[*read, *check_unread(unread), *report.findings]), device
+    findings = [*read, *check_unread(unread), *report.findings]
+    return replace(report, findings=findings), device, drafter and settings.speculative_draft_model_path
 
 
 def _problem_here(device: Device) -> DFlashError | None:

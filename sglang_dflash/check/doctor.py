@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Report:
+class Installation:
     device: Device
     parts: list[Part]
     problem: DFlashError | None
@@ -93,12 +93,12 @@ def _other_plugins() -> list[str]:
     return [f"{name} of {owner} {version}" for name, owner, version in sorted(found) if owner != "sglang-dflash"]
 
 
-def examine() -> Report:
+def examine() -> Installation:
     try:
         device, patched = _serving_device()
     except DFlashError as problem:
-        return Report(find_gpu() or CPU, list(_parts()), problem)
-    return Report(device, list(_parts()), None, patched)
+        return Installation(find_gpu() or CPU, list(_parts()), problem)
+    return Installation(device, list(_parts()), None, patched)
 
 
 def _serving_device() -> tuple[Device, list[str]]:

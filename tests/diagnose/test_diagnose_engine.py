@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.diagnose.client import Client
-from sglang_dflash.check.diagnose.verdict import Report, diagnose
+from sglang_dflash.check.diagnose.verdict import Diagnosis, diagnose
 from tests.diagnose.test_command import PROBES
 from tests.support.servers import Server, dflash_server
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.engine
 FLOAT32 = ("--dtype", "float32", "--max-running-requests", "16")
 
 
-def report(server: Server) -> Report:
-    async def ask() -> Report:
+def report(server: Server) -> Diagnosis:
+    async def ask() -> Diagnosis:
         async with Client(server.url) as client:
             return await diagnose(client, 64, 600, 600, lambda _: None)
 

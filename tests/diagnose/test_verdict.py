@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dflash.causes import NO_TEMPLATE, OTHER_TARGET, SAMPLING, THINKING
 from sglang_dflash.check.diagnose.probe import Probe, Server
-from sglang_dflash.check.diagnose.verdict import SENTENCES, Reference, Report, find_reference
+from sglang_dflash.check.diagnose.verdict import SENTENCES, Diagnosis, Reference, find_reference
 from sglang_dflash_lab.pairs import drafter_path
 from tests.diagnose.fake_server import WORKER, meta, server_info
 
@@ -34,14 +34,14 @@ def report(
     step_width: float | None = None,
     drafting: dict[str, Any] | None = None,
     **info: Any,
-) -> Report:
+) -> Diagnosis:
     """The report of a healthy server, unless something is planted."""
     drafting = WORKER["drafting"] | (drafting or {})
     planted = (("thinking off", 4.0, THINKING[False]), ("raw prompts", 2.0, NO_TEMPLATE), ("hot", 6.2, SAMPLING))
     variations = [probe(*each) for each in planted]
     first, last = (probe(name, measured, template=template, width=step_width) for name in ("chat template", "8 users"))
     server = Server(server_info(drafting=drafting, **info))
-    return Report(server, [first, *(variations if template else []), last], reference)
+    return Diagnosis(server, [first, *(variations if template else []), last], reference)
 
 
 def requests(raised_by: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def known(**causes: str | None) -> dict[str, Any]:
         report(drafting=known(quantised_target="awq")),
     ],
 )
-def test_a_healthy_server_gets_no_sentence(healthy: Report) -> None:
+def test_a_healthy_server_gets_no_sentence(healthy: Diagnosis) -> None:
     assert healthy.verdict == [] and "\nHEALTHY: " in str(healthy), str(healthy)
 
 
@@ -98,7 +98,7 @@ STATES = ("12 of 48", "recurrent states", "--mamba-ssm-dtype", "--mem-fraction-s
         ),
     ],
 )
-def test_the_planted_cause_comes_first_with_its_fix(found: Report, named: tuple[str, ...]) -> None:
+def test_the_planted_cause_comes_first_with_its_fix(found: Diagnosis, named: tuple[str, ...]) -> None:
     assert all(part in found.verdict[0] for part in named), found.verdict
     assert ("\nLOW ACCEPTANCE: " if found.is_low else "\nPROBLEM: ") in str(found)
 
@@ -133,7 +133,7 @@ def test_survival_is_the_share_of_steps_that_commit_a_draft() -> None:
     histograms = [[1, 0, 1, 0], [2, 1, 3, 0]]
     answers = [("math", meta(8, 1) | {"spec_correct_drafts_histogram": each}) for each in histograms]
     first, last = (answered(Probe(""), *answers) for _ in range(2))
-    found = Report(Server(server_info(drafted=4)), [first, last], None)
+    found = Diagnosis(Server(server_info(drafted=4)), [first, last], None)
     assert found.survival == [5 / 8, 4 / 8, 0.0] and "▆▅▁" in str(found)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from sglang_dflash import __version__, upstream
 from sglang_dflash.check import doctor
-from sglang_dflash.check.doctor import Builtin, Report
+from sglang_dflash.check.doctor import Builtin, Installation
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import told
@@ -97,7 +97,7 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     monkeypatch.setattr(told, "current_platform", SRTPlatform())
     with pytest.raises(DFlashError) as refused:
         told.refuse_without_accelerator()
-    verdict, remedy = list(Report(gpu or CPU, [], refused.value).lines())[:2]
+    verdict, remedy = list(Installation(gpu or CPU, [], refused.value).lines())[:2]
     assert found in verdict and fix in remedy
     assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)
 
@@ -112,14 +112,14 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(upstream, "version", version)
-    on_gpu = Report(GPUS["h100"], list(doctor._parts()), None)
+    on_gpu = Installation(GPUS["h100"], list(doctor._parts()), None)
     assert on_gpu.untested == ["NVIDIA H100 80GB HBM3", "Triton 9.9.9", "FlashInfer 0.7.2"]
     text = "\n".join(on_gpu.lines())
     assert text.startswith(
         f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
     )
     assert "torch       2.13.0+cu130\n" in text
-    patched = Report(GPUS["h100"], [], None, [PATCHED])
+    patched = Installation(GPUS["h100"], [], None, [PATCHED])
     assert [*patched.lines(verbose=True)][-1] == PATCHED and PATCHED not in [*patched.lines()]
     chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
-    assert Report(GPUS["h100"], [], chosen).worker == "SGLang's own"
+    assert Installation(GPUS["h100"], [], chosen).worker == "SGLang's own"

@@ -50,7 +50,7 @@ def find_reference(drafter: str, block: int) -> Reference | None:
     return Reference(f"`sglang-dflash pairs list`, block {near}", False, lengths)
 
 
-class Report:
+class Diagnosis:
     """The measurements of a server and its diagnosis.
 
     Attributes:
@@ -96,7 +96,7 @@ class Report:
         return "\n".join(lines)
 
 
-def _sentences(r: Report) -> Iterator[str]:
+def _sentences(r: Diagnosis) -> Iterator[str]:
     s, has_template = r.server, r.probes[0].template
     if r.is_low:
         likely = [] if has_template else [Cause(causes.NO_SERVER_TEMPLATE)]
@@ -122,7 +122,7 @@ def _sentences(r: Report) -> Iterator[str]:
         yield f"Only {limited}, limited by {cap}. Fix: use {raised_by}, or a higher --mem-fraction-static."
 
 
-def _recent_requests(r: Report) -> Iterator[str]:
+def _recent_requests(r: Diagnosis) -> Iterator[str]:
     # blame the variation whose accept length is nearest to that of recent requests
     length = r.server.recent_accept_length
     low = [(n, p) for p in r.probes if p.cause and (n := p.accept_length()) and n <= causes.LOW * r.measured]
@@ -137,7 +137,7 @@ def _recent_requests(r: Report) -> Iterator[str]:
 
 async def diagnose(
     client: Client, max_tokens: int, long_tokens: int, seconds: float, report: Callable[[str], None]
-) -> Report:
+) -> Diagnosis:
     """Probe and judge the server; after ``seconds``, a cancellation or SIGTERM, judge the answers so far.
 
     ``report`` receives the server's facts, then one line per probe.
@@ -182,4 +182,4 @@ async def diagnose(
             expected="answers of several tokens",
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
-    return Report(server, [probe for probe in planned if probe.seconds], reference, partial)
+    return Diagnosis(server, [probe for probe in planned if probe.seconds], reference, partial)
