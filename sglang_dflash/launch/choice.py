@@ -102,7 +102,7 @@ def check_switch(launch: Launch) -> Iterator[Finding]:
 
 
 def check_target(launch: Launch) -> Iterator[Finding]:
-    published, text = launch.target_files.published, launch.text
+    published = launch.target_files.published
     if "DFlash" in str(architecture(published)) or "dflash_config" in published:
         yield error(
             f"the target {launch.target_files.name} is a DFLASH drafter",
@@ -110,7 +110,7 @@ def check_target(launch: Launch) -> Iterator[Finding]:
             remedy="swap the two models" if launch.has_drafter else "name the model that it drafts for",
         )
     _ = launch.kind  # raises for a drafter that SGLang does not serve as DFLASH either
-    if reason := LEFT.get(str(text.get("model_type"))):
+    if reason := LEFT.get(str(launch.text.get("model_type"))):
         yield builtin(reason)
     kind = unproven_kind(launch.target)
     if kind is not None and launch.settings.variable(SWITCH) != OURS:
