@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ import httpx
 import torch
 from safetensors.torch import load_file
 
-from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import NAMES, target_path
 from tests.families.pairs import TARGETS, build
 from tests.serving.matrix import EXACT
@@ -36,8 +34,8 @@ from tests.support.servers import (
     disaggregated,
     draft_arguments,
     path_with,
+    router,
     running,
-    started,
     target_arguments,
     with_plugin,
 )
@@ -149,16 +147,12 @@ def split(row: Row, out: Path) -> Iterator[Served]:
 @contextlib.contextmanager
 def replicas(row: Row, out: Path) -> Iterator[Served]:
     """One server with two replicas, one with one, and SGLang's router."""
-    (target, draft), port = row.arguments(out), free_port()
+    target, draft = row.arguments(out)
     with contextlib.ExitStack() as stack:
         command, variables = (*target, *draft, *row.flags), row.variables(out)
         both = [stack.enter_context(running(out, *command, "--dp-size", n, **variables)) for n in ("2", "1")]
-        router = [
-            *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)),
-            *("--policy", "round_robin", "--prometheus-port", str(free_port())),
-            *("--worker-urls", *(server.url for server in both)),
-        ]
-        yield Served(stack.enter_context(started(out, port, router, "/readiness")).url, both, row.weights(out))
+        front = stack.enter_context(router(out, "--worker-urls", *(server.url for server in both)))
+        yield Served(front.url, both, row.weights(out))
 
 
 EAGER = ("--schedule-conservativeness", "0.05")
