@@ -118,9 +118,8 @@ class Row:
             if not folder.exists():
                 generator = torch.Generator().manual_seed(seed)
                 tensors = load_file(first / "model.safetensors")
-                for tensor in tensors.values():
-                    noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
-                    tensor += (0.1 * noise if tensor.ndim == 2 else torch.zeros(tensor.shape)).to(tensor.dtype)
+                for tensor in (each for each in tensors.values() if each.ndim == 2):
+                    tensor += 0.1 * tensor.float().std() * torch.randn(tensor.shape, generator=generator)
                 copy_of(first, folder, tensors)
         return [first, *others]
 
