@@ -117,8 +117,8 @@ mutants: setup
 
 # Rows of tests/soak/rows.py; an interrupted one goes on. ROW: the beginning of a name. SHARE: of the requests. Mooncake is
 # for disaggregated pairs.
-soak: export PYTHONPATH := $(MOONCAKE)
-soak: $(MOONCAKE)/.installed
+soak: export PYTHONPATH := $(WHEELS)/mooncake
+soak: $(WHEELS)/mooncake/.installed
 	$(BIN)/python -m tests.soak $(if $(ROW),'$(ROW)') $(if $(SHARE),--share $(SHARE)) $(if $(OUT),--out $(OUT))
 
 # The properties of `make test` with 3,000 examples each, other ones every time.

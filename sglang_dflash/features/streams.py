@@ -53,8 +53,9 @@ def decode_by_token(original: Callable[..., list[str]], manager: Any, recv_obj: 
         for i, text in zip(rows, _decode_once(original, manager, batch), strict=True):
             texts[i].append(text)
         states |= {rid: status[rid] for rid in batch.rids if rid in status}  # SGLang drops finished ones
-    if LENGTHS in info:
-        recv_obj.customized_info = wrap_as_pickle({**info, LENGTHS: [[*map(len, each)] for each in texts]})
+    if LENGTHS in info:  # SGLang also sends a request without new tokens, if it drops the step of a preempted one
+        lengths = [[*map(len, each)] if new else [] for each, new in zip(texts, recv_obj.output_ids, strict=True)]
+        recv_obj.customized_info = wrap_as_pickle({**info, LENGTHS: lengths})
     whole = zip(recv_obj.rids, texts, sent, strict=True)
     return ["".join(each)[: states[rid].sent_offset - start if len(each) > 1 else None] for rid, each, start in whole]
 

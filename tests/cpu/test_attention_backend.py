@@ -61,6 +61,8 @@ class Requests:
         for row, slots in zip(self.rows.tolist(), shares, strict=False):
             self.table.req_to_token[row, : min(64, slots.shape[0])] = slots[:64].int()
         self.pool = CpuKVPool(SLOTS, layer_num=2, **POOL)
+        for each in (*self.pool.k_buffer, *self.pool.v_buffer):
+            each.fill_(torch.nan)  # as memory may hold that was released and resumed
         places = {"req_to_token_pool": self.table, "token_to_kv_pool": self.pool, "kv_index_translator": None}
         self.backend = TorchAttentionBackend(SimpleNamespace(**places))
         self.k = [torch.randn(64, KV_HEADS, DIM) for _ in lens]

@@ -112,6 +112,7 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
 
     Args:
         asked: per answer its tokens, and the sizes of its steps, which repeat. A step is received before the next one.
+            SGLang also sends a request whose step it drops, as in a preemption: its size is 0.
     """
     detokenizer, manager = managers(tokens, incremental)
 
@@ -151,7 +152,9 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
             req.logprob.output_token_logprobs_val += [token / 2 for token in run]
             req.logprob.output_token_logprobs_idx += run
             req.update_reasoning_tokens(run, THINK_END)
-            req.update_finish_state(len(run))
+            req.is_retracted = not run
+            if run:
+                req.update_finish_state(len(run))
             sender.accept(req=req)
         if (message := sender.to_payload(dp_rank=0, is_idle_batch=False)) is not None:
             await manager._handle_batch_output(detokenizer.handle_batch_token_id_out(message))
@@ -165,9 +168,10 @@ async def received(tokens: Any, params: dict[str, Any], incremental: bool, strea
 @example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=True)
 @example(texts=["a hello"], sizes=[[16]], cut=0, skip=True, stops=["ello"], interval=1, incremental=True, stream=True)
 @example(texts=[SENT_TWICE], sizes=[[3, 1]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=False)
+@example(texts=["a hello"], sizes=[[2, 0]], cut=0, skip=True, stops=[], interval=1, incremental=False, stream=True)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=3),
-    sizes=st.lists(st.lists(st.integers(1, 32), min_size=1, max_size=4), min_size=3, max_size=3),
+    sizes=st.lists(st.lists(st.integers(0, 32), min_size=1, max_size=4).filter(any), min_size=3, max_size=3),
     cut=st.integers(0, 5),
     skip=st.booleans(),
     stops=st.lists(st.sampled_from(STOPS), max_size=2),

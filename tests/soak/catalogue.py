@@ -102,15 +102,10 @@ def _repeated(sources: _Sources) -> Entry:
 
 
 def _seeded(sources: _Sources) -> Entry:
+    """With filters: in deterministic mode a seed without them depends on the batch (docs/results/sampled.md)."""
     ids = next(sources.known) if sources.random.random() < 0.5 else sources.random_ids(sources.length(300))
     chosen = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "sampling_seed": sources.random.getrandbits(30)}
     return _generate(SEEDED, ids, sources.params(**chosen))
-
-
-def _seeded_alone(sources: _Sources) -> Entry:
-    """Without filters, whose kernel SGLang chooses by the whole batch (docs/results/sampled.md#deterministic-mode)."""
-    chosen = {"temperature": 0.9, "sampling_seed": sources.random.getrandbits(30)}
-    return _generate("seeded, no filter", next(sources.known), sources.params(**chosen))
 
 
 def _schema(sources: _Sources) -> Entry:
@@ -178,9 +173,8 @@ def hostile_parameters() -> list[dict[str, Any]]:
 
 # By kind; chats three times as often as others.
 KINDS: dict[str, Callable[[_Sources], Entry]] = {
-    "known": _known, "random": _random, "shared": _shared, SEEDED: _seeded, "seeded alone": _seeded_alone,
-    "repeated": _repeated, "schema": _schema, "tag": _tag, "chat": _chat, "session": _session, "agent": _agent,
-    "image": _image, HOSTILE: _hostile,
+    "known": _known, "random": _random, "shared": _shared, SEEDED: _seeded, "repeated": _repeated, "schema": _schema,
+    "tag": _tag, "chat": _chat, "session": _session, "agent": _agent, "image": _image, HOSTILE: _hostile,
 }  # fmt: skip
 PLAIN = ("known", "random", "shared", "repeated")
 EVERYTHING = (*PLAIN, SEEDED, "random", "schema", "chat", "tag", "agent", "session", "chat", "agent")

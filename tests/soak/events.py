@@ -51,20 +51,16 @@ async def all_aborted(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     await _post(http, "/abort_request", rid="", abort_all=True)
 
 
-async def _next_version(served: Served, http: httpx.AsyncClient) -> None:
-    await served.become(http, (served.version + 1) % len(served.versions))
-
-
 async def updated(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
-    """SGLang waits until no request runs."""
-    await _next_version(served, http)
+    """The next version of the target; SGLang waits until no request runs."""
+    await served.become(http, (served.version + 1) % len(served.versions))
 
 
 async def paused_and_updated(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     """Requests that run are read again with the new weights, and go on with them."""
     await asyncio.sleep(MOMENT)
     await _post(http, "/pause_generation", mode="retract")
-    await _next_version(served, http)
+    await updated(served, http)
     await _post(http, "/continue_generation")
 
 

@@ -56,28 +56,20 @@ class Outcome:
     ended: float = 0.0
 
 
+class Refused(Exception):
+    """An answer that is none."""
+
+
 async def ask(
     http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
 ) -> Outcome:
     """Send ``entry`` with ``more`` keys, and abort it or drop its connection if that is its fate."""
-    began = time.time()
-    try:
-        found = await _ask(http, entry, number, fate, random, more)
-    except httpx.TransportError as error:
-        found = Outcome(number, fate, None, False, f"{type(error).__name__}: {error}")
-    found.began, found.ended = began, time.time()
-    return found
-
-
-async def _ask(
-    http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
-) -> Outcome:
     if entry.kind == HOSTILE:  # any answer will do
         text = json.dumps({**entry.body, **more})
         await http.post(entry.route, content=text, headers={"Content-Type": "application/json"})
         return Outcome(number, WHOLE, None, False)
     if entry.route != "/generate" or entry.turns or fate == WHOLE:
-        return await _whole(http, entry, number, more)
+        return Outcome(number, WHOLE, await played(http, entry, more), True)
     rid = f"soak-{random.getrandbits(64):x}"
     if fate == STREAMED:
         return await _stream(http, entry, number, fate, {**more, "rid": rid})
@@ -91,17 +83,6 @@ async def _ask(
     await asyncio.sleep(delay)
     (await http.post("/abort_request", json={"rid": rid})).raise_for_status()
     return await asked
-
-
-async def _whole(http: httpx.AsyncClient, entry: Entry, number: int, more: dict[str, Any]) -> Outcome:
-    try:
-        return Outcome(number, WHOLE, await played(http, entry, more), True)
-    except Refused as refused:
-        return Outcome(number, WHOLE, None, False, str(refused))
-
-
-class Refused(Exception):
-    """An answer that is none."""
 
 
 async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
@@ -259,7 +240,13 @@ async def _burst(
 
     async def one(number: int, fate: str, own: Random) -> None:
         async with slots:
-            load.outcomes.append(await ask(http, entries[number], number, fate, own, row.more(own)))
+            began = time.time()
+            try:
+                found = await ask(http, entries[number], number, fate, own, row.more(own))
+            except (httpx.TransportError, Refused) as error:
+                found = Outcome(number, fate, None, False, f"{type(error).__name__}: {error}")
+            found.began, found.ended = began, time.time()
+            load.outcomes.append(found)
 
     fates = random.choices(list(row.fates), list(row.fates.values()), k=size)
     await asyncio.gather(*(one(random.randrange(len(entries)), fate, Random(random.random())) for fate in fates))
@@ -274,7 +261,7 @@ async def speed(http: httpx.AsyncClient, entries: Sequence[Entry], among: Sequen
     async def one(entry: Entry) -> int:
         async with slots:
             if entry.kind == HOSTILE:
-                await _ask(http, entry, 0, WHOLE, Random(0), {})
+                await ask(http, entry, 0, WHOLE, Random(0), {})
                 return 0
             body = {"input_ids": entry.body["input_ids"], "sampling_params": params}
             return len((await http.post("/generate", json=body)).json()["output_ids"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,14 +14,13 @@ import httpx
 import torch
 from safetensors.torch import load_file
 
-from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import NAMES, target_path
 from tests.families.pairs import TARGETS, build
 from tests.serving.matrix import EXACT
 from tests.serving.test_dp_attention import ranks
 from tests.serving.test_images import drafter_for_images, write_target
 from tests.soak import events
-from tests.soak.catalogue import EVERYTHING, HOSTILE, PLAIN
+from tests.soak.catalogue import EVERYTHING, HOSTILE, PLAIN, SEEDED
 from tests.soak.events import Event
 from tests.soak.load import ABORTED, AT_ONCE, FATES
 from tests.support.checkpoints import copy_of
@@ -36,8 +34,8 @@ from tests.support.servers import (
     disaggregated,
     draft_arguments,
     path_with,
+    router,
     running,
-    started,
     target_arguments,
     with_plugin,
 )
@@ -120,9 +118,8 @@ class Row:
             if not folder.exists():
                 generator = torch.Generator().manual_seed(seed)
                 tensors = load_file(first / "model.safetensors")
-                for tensor in tensors.values():
-                    noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
-                    tensor += (0.1 * noise if tensor.ndim == 2 else torch.zeros(tensor.shape)).to(tensor.dtype)
+                for tensor in (each for each in tensors.values() if each.ndim == 2):
+                    tensor += 0.1 * tensor.float().std() * torch.randn(tensor.shape, generator=generator)
                 copy_of(first, folder, tensors)
         return [first, *others]
 
@@ -149,16 +146,12 @@ def split(row: Row, out: Path) -> Iterator[Served]:
 @contextlib.contextmanager
 def replicas(row: Row, out: Path) -> Iterator[Served]:
     """One server with two replicas, one with one, and SGLang's router."""
-    (target, draft), port = row.arguments(out), free_port()
+    target, draft = row.arguments(out)
     with contextlib.ExitStack() as stack:
         command, variables = (*target, *draft, *row.flags), row.variables(out)
         both = [stack.enter_context(running(out, *command, "--dp-size", n, **variables)) for n in ("2", "1")]
-        router = [
-            *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)),
-            *("--policy", "round_robin", "--prometheus-port", str(free_port())),
-            *("--worker-urls", *(server.url for server in both)),
-        ]
-        yield Served(stack.enter_context(started(out, port, router, "/readiness")).url, both, row.weights(out))
+        front = stack.enter_context(router(out, "--worker-urls", *(server.url for server in both)))
+        yield Served(front.url, both, row.weights(out))
 
 
 EAGER = ("--schedule-conservativeness", "0.05")
@@ -190,7 +183,7 @@ MAIN = Row(
     short=(RETRACTION, TAILS),
 )
 EXACTLY = Row(
-    *("exact", 1000, (*PLAIN, "seeded alone"), ("--disable-radix-cache", *ADAPTIVE), EXACT),
+    *("exact", 1000, (*PLAIN, SEEDED), ("--disable-radix-cache", *ADAPTIVE), EXACT),
     block=32,
 )
 PAIRS = [
@@ -232,7 +225,7 @@ FAMILIES = [
         short=(RETRACTION,),
     )
     for pair, flags in (
-        ("gpt_oss", ("--max-total-tokens", "8192", "--swa-full-tokens-ratio", "0.1", *EAGER)),
+        ("gpt_oss", ("--max-total-tokens", "8192", "--swa-full-tokens-ratio", "0.05", *EAGER)),
         ("deepseek_v3", RANDOM_WIDTHS),
         ("nemotron_h", (*TRACKED, *RANDOM_WIDTHS)),
     )

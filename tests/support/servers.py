@@ -282,7 +282,7 @@ def disaggregated(
     pair: str, folder: Path, *arguments: str, drafter: str = "good", **environment: str
 ) -> Iterator[Disaggregated]:
     """Serve the pair under DFLASH with prefill and decoding in two servers."""
-    bootstrap, port = str(free_port()), free_port()
+    bootstrap = str(free_port())
     command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
     transfer = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", bootstrap)
     environment = {**_LOOPBACK, **_PATIENCE, **environment}
@@ -291,13 +291,21 @@ def disaggregated(
             stack.enter_context(running(folder, *command, *transfer, "--disaggregation-mode", role, **environment))
             for role in ("prefill", "decode")
         )
-        router = [
-            *(sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)),
-            *("--pd-disaggregation", "--policy", "round_robin", "--prometheus-port", str(free_port())),
-            *("--disable-health-check", "--disable-circuit-breaker"),
-            *("--prefill", prefill.url, bootstrap, "--decode", decode.url),
-        ]
-        yield Disaggregated(stack.enter_context(started(folder, port, router, "/readiness")), prefill, decode)
+        both = ("--prefill", prefill.url, bootstrap, "--decode", decode.url)
+        unchecked = ("--disable-health-check", "--disable-circuit-breaker")
+        yield Disaggregated(
+            stack.enter_context(router(folder, "--pd-disaggregation", *unchecked, *both)), prefill, decode
+        )
+
+
+@contextlib.contextmanager
+def router(folder: Path, *arguments: str) -> Iterator[Server]:
+    """SGLang's router."""
+    port = free_port()
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--policy", "round_robin", "--prometheus-port", str(free_port()), *arguments]
+    with started(folder, port, command, "/readiness") as server:
+        yield server
 
 
 def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:

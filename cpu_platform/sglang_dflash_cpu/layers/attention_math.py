@@ -72,11 +72,12 @@ def decode_keys(contexts: Contexts, *, window: int | None) -> list[Keys]:
     columns = torch.arange(width).expand(len(lens), width)
     if width < longest:
         columns = (lens - width).clamp_(min=0).unsqueeze(1) + columns
-    slots = contexts.slots(columns).view(-1)
-    if shortest == longest:
-        return [Keys(slots, None)]
     # A padded request has length 0; it reads position 0 so that its softmax has a term.
     newest = (lens.clamp(min=1) - 1).unsqueeze(1)
+    # A masked column reads the newest token too: another slot may hold NaN, which a weight of 0 does not remove.
+    slots = contexts.slots(torch.minimum(columns, newest)).view(-1)
+    if shortest == longest:
+        return [Keys(slots, None)]
     mask = additive(visible(newest, columns, causal=True, window=window))
     return [Keys(slots, mask.unsqueeze(1))]
 

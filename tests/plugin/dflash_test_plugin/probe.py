@@ -168,7 +168,7 @@ def pools() -> None:
         lost = result.internal_state["pools"] = {
             "kv slots": stats.full_capacity - stats.full_available_size - stats.full_evictable_size,
             # A row has its ring of the drafter's K/V and its records of a block.
-            "rows": requests.size + getattr(requests, "pre_alloc_size", 0) - requests.available_size(),
+            "rows": requests.size + requests.pre_alloc_size - requests.available_size(),
             "locked in the prefix cache": cache.full_protected_size(),
             "steps without counts": len(scheduler.draft_worker._flight._steps),
         }
