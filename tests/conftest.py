@@ -149,7 +149,7 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("widths")
     flags, plugin = (
         (*RANDOM_WIDTHS, "--grpc-port", str(free_port())),
-        with_refusals(with_plugin(folder, "history", "headers")),
+        with_refusals(with_plugin(folder, "history", "drafts", "headers")),
     )
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         yield server
