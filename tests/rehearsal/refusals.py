@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-OURS, PLANTED = "sglang_dflash/", "tests/plugin/dflash_test_plugin/faults.py"
+OURS, PLANTED = "sglang_dflash/", "tests/rehearsal/test_refusals.py"
 START = "worker/start/"  # may wait
 # Where this package may wait for the device: "file function" of the calling line, and why.
 MAY_WAIT: dict[str, str] = {
