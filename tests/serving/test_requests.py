@@ -135,6 +135,7 @@ def test_sampled_log_probabilities_are_those_of_the_law_before_filters(dflash_hy
     """SGLang reports log softmax(logits / temperature); the chosen token's must be the one in the full list."""
     params = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 20, "sampling_seed": 5}
     (found,) = answers(dflash_hybrid, corpus(PAIR, 1), params, return_logprob=True, top_logprobs_num=200)
+    assert tokens(answers(dflash_hybrid, corpus(PAIR, 1), params)) == tokens([found])
     meta = found["meta_info"]
     for (value, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         by_token = {entry[1]: entry[0] for entry in top}
