@@ -104,8 +104,7 @@ def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [(86, torch.bfloat16), (90, torch.float16), *product((86, 90, 120), [torch.float32])],
+    ("capability", "dtype"), [(86, torch.bfloat16), (90, torch.float16), *product((86, 90, 120), [torch.float32])]
 )
 def test_a_replay_does_not_spill_in_other_dtypes_and_on_older_gpus(capability: int, dtype: torch.dtype) -> None:
     """They did, with one warp of 168 registers."""

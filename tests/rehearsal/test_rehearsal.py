@@ -7,15 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.rehearsal.run import both, differences
-from tests.rehearsal.scenarios import (
-    DENSE,
-    ONE_FORWARD_SCENARIOS,
-    SCENARIOS,
-    Scenario,
-    adjusted,
-    ask,
-    one_forward,
-)
+from tests.rehearsal.scenarios import DENSE, ONE_FORWARD_SCENARIOS, SCENARIOS, Scenario, adjusted, ask, one_forward
 
 pytestmark = pytest.mark.engine
 

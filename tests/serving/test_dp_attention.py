@@ -22,15 +22,7 @@ from sglang_dflash_lab.pairs import target_path
 from tests.support.checkpoints import untie
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import (
-    FEATURES,
-    RANDOM_WIDTHS,
-    RETRACTED,
-    Server,
-    dflash_server,
-    plain_server,
-    with_plugin,
-)
+from tests.support.servers import FEATURES, RANDOM_WIDTHS, RETRACTED, Server, dflash_server, plain_server, with_plugin
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
