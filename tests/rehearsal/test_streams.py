@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.catalogue import processor
 from tests.support.generation import Params, assert_nothing_leaked, generate
 from tests.support.prompts import corpus
 from tests.support.servers import FEATURES, dflash_server, with_plugin
@@ -18,13 +19,12 @@ SCHEDULE = (
     *("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk"),
     *("--speculative-draft-window-size", "64"),
 )
-PROCESSOR = json.dumps({"callable": b"cdflash_test_plugin.custom_processor\nBanAFifth\n.".hex()})
 REQUESTS: tuple[tuple[Params, Params], ...] = (
     ({}, {}),
     ({"temperature": 1.0, "top_k": 20, "top_p": 0.9}, {"return_logprob": True, "top_logprobs_num": 2}),
     ({"temperature": 1.0, "sampling_seed": 7}, {}),
     ({"frequency_penalty": 0.5, "min_new_tokens": 10}, {}),
-    ({"custom_params": {}}, {"custom_logit_processor": PROCESSOR}),
+    ({"custom_params": {}}, {"custom_logit_processor": processor("BanAFifth")}),
     ({"regex": "[a-z A-Z]{30,60}"}, {}),
 )
 
