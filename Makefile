@@ -100,7 +100,7 @@ test-real: setup $(REAL_MODEL)/config.json
 
 # The GPU path on this CPU (docs/development.md#rehearsal).
 rehearse: setup
-	$(PYTEST) -rP -m slow tests/rehearsal
+	$(PYTEST) -rP -m slow tests/rehearsal tests/ops
 	$(BIN)/python -m tests.promises --mutants rehearsal
 	$(BIN)/python -m tests.ops.published
 	$(BIN)/python -m tests.ops.published --triton 3.6.0

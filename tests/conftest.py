@@ -44,7 +44,7 @@ settings.load_profile("tests")
 torch.set_num_threads(1)
 
 # Long, and not repeated once they have passed with the same files.
-KERNELS = {"test_triton.py", "test_exact_kernels.py", "test_exact_alignment.py"}
+KERNELS = {"test_triton.py", "test_exact_kernels.py"}
 OF_KERNELS = ("tests/ops", "tests/states", "tests/support", "tests/rehearsal", "tests/fixtures/cards")
 PASSED = Record(Path(__file__).parents[1] / ".cache/kernels.jsonl", "sglang_dflash", *OF_KERNELS)
 
@@ -149,7 +149,7 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("widths")
     flags, plugin = (
         (*RANDOM_WIDTHS, "--grpc-port", str(free_port())),
-        with_refusals(with_plugin(folder, "history", "headers")),
+        with_refusals(with_plugin(folder, "history", "drafts", "headers")),
     )
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         yield server

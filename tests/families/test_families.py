@@ -84,7 +84,7 @@ STRESSED = (
     Cell("nemotron_h", 4, (*TRACKED, "--chunked-prefill-size", "128"), RETRACTS),
     Cell("nemotron_h", 16, (*TRACKED, "--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
     Cell("nemotron_h", 16, (*TRACKED, *RANDOM_WIDTHS), RETRACTS),
-    *(Cell(name, 16, TWO_RANKS) for name in MECHANISMS),
+    *(Cell(name, 16, TWO_RANKS) for name in (*MECHANISMS, "minimax_m2")),  # whose norms span all heads
 )
 
 

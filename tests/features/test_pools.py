@@ -19,14 +19,12 @@ from tests.support.configs import serve, serving_plan
 pytestmark = pytest.mark.sglang
 
 
-def replaying(monkeypatch: pytest.MonkeyPatch, *, moving: int | None = None, cached: bool = True) -> Any:
+def replaying(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A configurator of a server that replays; a request takes five states of 1,000 bytes."""
     for name, value in {
         "get_schedule": SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9),
-        "get_memory": SimpleNamespace(disable_radix_cache=not cached),
-        "get_disagg": SimpleNamespace(
-            disaggregation_mode="null" if moving is None else "decode", disaggregation_decode_extra_slots=moving
-        ),
+        "get_memory": SimpleNamespace(disable_radix_cache=False),
+        "get_disagg": SimpleNamespace(disaggregation_mode="null"),
     }.items():
         monkeypatch.setattr(pools, name, lambda value=value: value)
     monkeypatch.setattr(pools, "create_memory_pool_configurator", lambda _: SimpleNamespace(_cell_size=10))
@@ -45,15 +43,6 @@ def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest
     configurator = replaying(monkeypatch)
     with pytest.raises(DFlashError, match=r"the weights leave .* Expected: K/V, and .* Fix: raise --mem-fraction"):
         pools.divide(lambda *_: None, configurator, gib)
-
-
-def test_scratch_of_requests_in_transfer_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = []
-    for moving in (None, 0, 3):
-        configurator = replaying(monkeypatch, moving=moving, cached=False)
-        left.append(pools.divide(lambda _, gib: gib, configurator, 1.0) * (1 << 30))
-    window, record = 4 * (3 + 15) * 2 * 2, 7
-    assert left == [(1 << 30) - 5 * window, (1 << 30) - 5 * window, (1 << 30) - 8 * window - 3 * record]
 
 
 @pytest.mark.parametrize(

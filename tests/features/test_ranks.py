@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,22 +14,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sglang")
 
-from sglang.srt.layers.moe import utils
-from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.model_executor import cuda_graph_buffer_registry
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.runtime_context import get_parallel
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.utils import common
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.features.ranks import SharedWidth
 from sglang_dflash.step.flight import Finished, Timed
 from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
-from sglang_dflash.worker.layout import ForwardBatches
-from sglang_dflash.worker.start import graphs
 from tests.plugin.dflash_test_plugin.policies import RandomWidth
 from tests.width.traffic import WIDTHS, Machine
 
@@ -162,74 +150,3 @@ def test_policies_that_differ_are_one_error_on_every_rank_before_the_next_step(n
     for rank in group:
         with pytest.raises(DFlashError, match="width policies of 3 ranks differ"):
             rank.width.gathered(rows)
-
-
-# --- graphs; gathering and idle ranks: tests/serving/test_dp_attention.py
-
-
-class Nothing:
-    """A model or a configuration without a feature."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-def idle(counts: list[int], width: int) -> Any:
-    """The forward of a rank without requests, after the gathering of all ranks' ``counts``."""
-    batch, none = ScheduleBatch(reqs=[]), torch.empty(0, dtype=torch.int64)
-    batch.forward_mode, batch.can_run_decode_cuda_graph = ForwardMode.IDLE, True
-    batch.input_ids = batch.out_cache_loc = batch.req_pool_indices = batch.seq_lens = batch.seq_lens_cpu = none
-    batch.seq_lens_sum, batch.multimodal_inputs = 0, []
-    batch.global_num_tokens = batch.global_num_tokens_for_logprob = counts
-    runner: Any = SimpleNamespace(
-        device="cpu",
-        is_draft_worker=False,
-        kv_index_translator=SimpleNamespace(own_plan=lambda _: SimpleNamespace(bind=lambda *_, **__: None)),
-        model_config=Nothing(),
-        server_args=Nothing(),
-        ngram_embedding_manager=Nothing(),
-        lora_manager=None,
-        spec_algorithm=SpeculativeAlgorithm.DFLASH,
-    )
-    return ForwardBatches(runner, CaptureHiddenMode.FULL).idle(batch, width)
-
-
-@pytest.fixture
-def sglang_context() -> Iterator[None]:
-    with get_parallel().override(attn_tp_size=1, attn_tp_rank=0, moe_ep_size=1, attn_cp_size=1):
-        yield
-
-
-@pytest.mark.parametrize("width", [1, 8])
-def test_an_idle_rank_replays_the_graph_of_the_busiest(width: int, sglang_context: None) -> None:
-    """SGLang's own decision; it reads what all ranks have in common."""
-    asked: list[int] = []
-    runner: Any = object.__new__(DecodeCudaGraphRunner)
-    off = ("ragged_verify_mode", "enable_pdmux", "disable_padding", "is_encoder_decoder", "enable_two_batch_overlap")
-    vars(runner).update(dict.fromkeys(off, False), require_mlp_tp_gather=True, require_mlp_sync=True, max_bs=8)
-    vars(runner).update(captured_req_width=width, record_nolora_graph=False, capture_bs=[1, 2, 4, 8])
-    runner.model_runner = SimpleNamespace(spec_algorithm=SpeculativeAlgorithm.DFLASH)
-    runner._make_graph_key = lambda batch_size, **_: asked.append(batch_size)
-    batch = idle([2, 0, 5], width)
-    assert batch.forward_mode.is_cuda_graph() and runner.can_run_graph(batch)
-    assert not runner.can_run_graph(idle([2, 0, 9], width)), "more than the largest graph: eager on every rank"
-    assert asked == [5, 9] and runner._pad_to_bucket(runner._max_dp_batch_size(batch), runner.capture_bs) == 8
-    source = inspect.getsource(DecodeCudaGraphRunner.load_batch)
-    assert "bs = self._pad_to_bucket(max_batch_size, self.capture_bs)" in source
-    fill = inspect.getsource(cuda_graph_buffer_registry)
-    assert "buf.fill_(ctx.padded_num_tokens)" in fill, "the collectives of a graph would have other sizes on each rank"
-
-
-def test_the_drafters_graphs_go_by_its_own_batch(sglang_context: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's scope for a drafter keeps ``attn_dp_enabled``; then it would require all ranks' numbers."""
-    needs = DecodeCudaGraphRunner.decode_graph_gather_requirements
-    runner: Any = SimpleNamespace(is_draft_worker=True, spec_algorithm=SpeculativeAlgorithm.DFLASH)
-    parallel = get_parallel()
-    inside = patch.multiple(graphs, draft_pp_context=nullcontext, draft_tp_context=nullcontext)
-    monkeypatch.setattr(common, "get_exec", lambda: SimpleNamespace(moe=Nothing()))
-    monkeypatch.setattr(utils, "get_moe_a2a_backend", lambda: utils.MoeA2ABackend.NONE)
-    tp = {"moe_dense_tp_size": None, "disable_attn_tp_gather": False, "tp_size": 2}
-    with parallel.override(attn_dp_enabled=True, num_dp_ranks=2, **tp), inside:
-        assert needs(runner) == (True, False)
-        with graphs.drafters_ranks(None):
-            assert needs(runner) == (False, False)

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.layers import sampler as sglang_sampler
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-from sglang_dflash.features.seeds import SeededSampler, Seeds
-from sglang_dflash.ops import seeded_tokens
+from sglang_dflash.features.seeds import Seeds
 from sglang_dflash.worker.accept import for_block
 
 pytestmark = pytest.mark.sglang
@@ -78,76 +74,3 @@ def test_a_request_keeps_its_seed_and_one_without_draws_by_a_random_one() -> Non
 def started(seeds: Seeds, params: SamplingBatchInfo, rows: Sequence[int]) -> torch.Tensor:
     seeds.start(batch_of(params, [None] * len(rows), rows))
     return seeds._slots
-
-
-@pytest.mark.parametrize(
-    "greedy, sglangs", [(True, None), (False, torch.tensor([7, 42]))], ids=["no draw", "deterministic mode"]
-)
-def test_rows_that_sglang_draws_itself_are_not_marked(greedy: bool, sglangs: torch.Tensor | None) -> None:
-    params = info(2, is_all_greedy=greedy, sampling_seed=sglangs)
-    params.seeds = "of the step before"
-    new_seeds().attach(batch_of(params, [7, None], rows=[1, 2]))
-    assert params.seeds is None
-
-
-def test_the_drafter_reads_how_the_target_draws_once_per_change_of_the_batch() -> None:
-    seeds, greedy = new_seeds(), info(2, is_all_greedy=True)
-    batch = batch_of(info(2, sampling_seed=None), [7, -5], rows=[4, 1])
-    seeds.start(batch)
-    memory = [each.data_ptr() for each in seeds.noise]
-    tokens = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling"), False)  # hashed in deterministic mode
-    deterministic = {"sampling_seed": torch.tensor([8, 9]), **tokens}
-    for changes, expected in (({"sampling_seed": None}, [7, -5]), (deterministic, [8, 9])):
-        batch.req_pool_indices, batch.sampling_info = batch.req_pool_indices.clone(), info(2, **changes)
-        seeds.publish_noise(batch)
-        params = batch.sampling_info
-        given = torch.tensor(expected), params.temperatures.view(-1), params.top_ks, params.top_ps, params.min_ps
-        for shared, value in zip(seeds.noise, given, strict=True):
-            assert torch.equal(shared[:2], value.to(shared.dtype))
-        seeds.attach(batch)
-        assert params.sampling_seed is not None or params.seeds.data_ptr() == memory[0], "a launch for the same seeds"
-    batch.sampling_info = info(2, sampling_seed=torch.tensor([1, 2]))
-    seeds.publish_noise(batch)
-    assert seeds.noise.seeds[:2].tolist() == [8, 9] and (seeds.noise.top_ks[:2] != 1).any()
-    seeds.publish_noise(batch_of(batch.sampling_info, [None, None], rows=[4, 1]))  # hashes ranks
-    assert (seeds.noise.top_ks == 1).all()
-    seeds.publish_noise(batch_of(greedy, [None, None], rows=[2, 3]))
-    assert (seeds.noise.top_ks == 1).all() and memory == [each.data_ptr() for each in seeds.noise]
-    seeds.noise.top_ks[0] = 9
-    seeds.publish_noise(batch_of(greedy, [None], rows=[5]))
-    assert seeds.noise.top_ks[0] == 9, "a copy for one greedy batch after another"
-
-
-@pytest.fixture
-def sampler(monkeypatch: pytest.MonkeyPatch) -> SeededSampler:
-    """Outside a server SGLang's constructor finds no parallel state and no backend; a draw needs the backend."""
-    kernel = SimpleNamespace(sampling_backend="pytorch")
-    monkeypatch.setattr(sglang_sampler, "get_exec", lambda: SimpleNamespace(kernel=kernel))
-    sampler = SeededSampler.__new__(SeededSampler)
-    torch.nn.Module.__init__(sampler)
-    sampler.rl_on_policy_target, sampler.use_ascend_backend = None, False
-    sampler.use_log_softmax_logprob = sampler.enable_deterministic = False
-    sampler.output_logprob_processor = OutputLogprobProcessor()
-    return sampler
-
-
-@pytest.mark.parametrize("filtered", [True, False])
-def test_every_row_is_drawn_by_its_seed_with_log_probabilities_or_without(
-    sampler: SeededSampler, filtered: bool
-) -> None:
-    torch.manual_seed(0)
-    rows = 200
-    logits, seeds, positions = torch.randn(rows, 80) * 3, torch.arange(rows), torch.full((rows,), 17)
-    unfiltered = torch.ones(rows), torch.full((rows,), TOP_K_ALL), torch.zeros(rows)
-    top_ps, top_ks, min_ps = unfiltered if not filtered else (unfiltered[0], torch.full((rows,), 5), unfiltered[2])
-    needs = dict.fromkeys(("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling"), filtered)
-    params = info(rows, sampling_seed=None, top_ps=top_ps, top_ks=top_ks, min_ps=min_ps, **needs)
-    params.seeds = seeds
-    filters = (top_ks, top_ps, min_ps) if filtered else None
-    expected = seeded_tokens(logits, params.temperatures, filters, seeds, positions)
-    for logprobs in (False, True):
-        output = LogitsProcessorOutput(next_token_logits=logits.clone())
-        tokens = sampler(output, params, logprobs, [0] * rows, [None] * rows, positions).long()
-        assert torch.equal(tokens, expected)
-    own = torch.log_softmax(logits / params.temperatures, -1).gather(1, expected[:, None])[:, 0]
-    torch.testing.assert_close(output.next_token_logprobs, own)

@@ -20,12 +20,13 @@ from sglang_dflash.features import requests
 from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.worker.accept import for_block
-from tests.fuzz.values import FLOATS, INF, INTEGERS, NAN, VALUES, fuzz
+from tests.fuzz.values import FLOATS, INTEGERS, VALUES, fuzz
 from tests.support import configs
+from tests.support.catalogue import BAD, GOOD, UNUSUAL, VOCAB
 
 pytestmark = pytest.mark.sglang
 
-VOCAB, WIDTH, LONGEST = 16, 3, 64
+WIDTH, LONGEST = 3, 64
 TOKENIZER = Some(additional_stop_token_ids=None, eos_token_id=VOCAB - 1, encode=lambda text, **_: [*range(len(text))])
 EXEC = Some(
     deterministic=Some(enable_deterministic_inference=False, rl_on_policy_target=None),
@@ -124,20 +125,6 @@ def our_sampler() -> SeededSampler:
 @given(st.lists(REQUEST, min_size=1, max_size=3))
 def test_requests(asked: list[dict[str, Any]]) -> None:
     serve(*asked)
-
-
-GOOD: dict[str, Any] = {"temperature": 0.7, "top_k": 5, "logit_bias": {"3": -100.0}, "min_new_tokens": 2}
-BAD: list[dict[str, Any]] = [
-    {"top_k": 1 << 40}, {"top_k": NAN}, {"top_k": 2.0}, {"repetition_penalty": 1e-300}, {"temperature": 1e300},
-    *({"logit_bias": {"3": value}} for value in (NAN, INF, 1e39, "much")),
-    {"logit_bias": dict.fromkeys(map(str, range(VOCAB)), -INF)},
-]  # fmt: skip
-UNUSUAL: list[dict[str, Any]] = [
-    {"top_k": -1}, {"stop_token_ids": [VOCAB]}, {"stop_token_ids": [-1, 1 << 63, 3], "min_new_tokens": 1},
-    {"stop_token_ids": [2], "min_new_tokens": 3}, {"logit_bias": {"3": -INF, "4": 100.0}},
-    {"repetition_penalty": 0.01, "frequency_penalty": 2.0}, {"temperature": 100.0, "min_p": 1.0, "top_p": 1e-300},
-    {"temperature": 0.0, "sampling_seed": -(1 << 63)},
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("params", BAD + UNUSUAL, ids=lambda params: ascii(params)[:60])

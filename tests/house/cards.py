@@ -37,68 +37,42 @@ class Row(NamedTuple):
     guessed: bool = False
 
 
-def card_files(name: str) -> tuple[str, str]:
-    return f"{CARDS / name}/target", f"{CARDS / name}/drafter"
+# Whether a size or layout is guessed (~), target, drafter, and the folders of their configurations, in COMMANDS or of
+# the target's card.
+_PAIRS = """
+- RadixArk/Qwen3.8-27B-NVFP4 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-nvfp4 qwen38-27b-dflash2
+~ Qwen/Qwen3.8-27B-FP8 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-fp8 qwen38-27b-dflash2
+~ Qwen/Qwen3.8-27B incoai/Qwen3.8-27B-DFlash2 qwen38-27b qwen38-27b-dflash2
+- Qwen/Qwen3.6-27B z-lab/Qwen3.6-27B-DFlash card card
+~ Qwen/Qwen3.5-27B z-lab/Qwen3.5-27B-DFlash card card
+- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash card card
+~ Qwen/Qwen3.6-35B-A3B incoai/Qwen3.6-35B-A3B-DFlash2 card qwen36-35b-dflash2
+- ornith-ai/Ornith-1.5-35B-A3B jzinno/Ornith-1.5-35B-A3B-DFlash2 ornith15-35b-a3b ornith15-35b-dflash2
+~ ornith-ai/Ornith-1.5-122B-NVFP4 incoai/Ornith-1.5-122B-DFlash2 ornith15-122b-nvfp4 ornith15-122b-dflash2
+- Qwen/Qwen3-Coder-30B-A3B-Instruct z-lab/Qwen3-Coder-30B-A3B-DFlash qwen3-coder-30b-a3b qwen3-coder-30b-dflash
+~ Qwen/Qwen3.5-9B z-lab/Qwen3.5-9B-DFlash ornith15-9b qwen35-9b-dflash
+- Qwen/Qwen3-8B z-lab/Qwen3-8B-DFlash-b16 qwen3-8b qwen3-8b-dflash
+- Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash card card
+- openai/gpt-oss-20b z-lab/gpt-oss-20b-DFlash gpt-oss-20b gpt-oss-20b-dflash
+- openai/gpt-oss-120b z-lab/gpt-oss-120b-DFlash gpt-oss-120b gpt-oss-120b-dflash
+~ google/gemma-4-31B-it z-lab/gemma-4-31B-it-DFlash gemma4-31b gemma4-31b-dflash
+"""
 
 
-def user_files(target: str, drafter: str) -> tuple[str, str]:
-    return str(COMMANDS / target), str(COMMANDS / drafter)
+def _row(guessed: str, target: str, drafter: str, *folders: str) -> Row:
+    of_card = (str(CARDS / target.rpartition("/")[2] / part) for part in ("target", "drafter"))
+    files = (own if name == "card" else str(COMMANDS / name) for name, own in zip(folders, of_card, strict=True))
+    return Row(target, drafter, tuple(files), guessed == "~")
 
 
-QWEN38 = "incoai/Qwen3.8-27B-DFlash2"
-PAIRS = [
-    Row("RadixArk/Qwen3.8-27B-NVFP4", QWEN38, user_files("qwen38-27b-nvfp4", "qwen38-27b-dflash2")),
-    Row("Qwen/Qwen3.8-27B-FP8", QWEN38, user_files("qwen38-27b-fp8", "qwen38-27b-dflash2"), guessed=True),
-    Row("Qwen/Qwen3.8-27B", QWEN38, user_files("qwen38-27b", "qwen38-27b-dflash2"), guessed=True),
-    Row("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", card_files("Qwen3.6-27B")),
-    Row("Qwen/Qwen3.5-27B", "z-lab/Qwen3.5-27B-DFlash", card_files("Qwen3.5-27B"), guessed=True),
-    Row("Qwen/Qwen3.6-35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", card_files("Qwen3.6-35B-A3B")),
-    Row(
-        "Qwen/Qwen3.6-35B-A3B",
-        "incoai/Qwen3.6-35B-A3B-DFlash2",
-        (card_files("Qwen3.6-35B-A3B")[0], user_files("", "qwen36-35b-dflash2")[1]),
-        guessed=True,
-    ),
-    Row(
-        "ornith-ai/Ornith-1.5-35B-A3B",
-        "jzinno/Ornith-1.5-35B-A3B-DFlash2",
-        user_files("ornith15-35b-a3b", "ornith15-35b-dflash2"),
-    ),
-    Row(
-        "ornith-ai/Ornith-1.5-122B-NVFP4",
-        "incoai/Ornith-1.5-122B-DFlash2",
-        user_files("ornith15-122b-nvfp4", "ornith15-122b-dflash2"),
-        guessed=True,
-    ),
-    Row(
-        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
-        "z-lab/Qwen3-Coder-30B-A3B-DFlash",
-        user_files("qwen3-coder-30b-a3b", "qwen3-coder-30b-dflash"),
-    ),
-    Row("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash", user_files("ornith15-9b", "qwen35-9b-dflash"), guessed=True),
-    Row("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16", user_files("qwen3-8b", "qwen3-8b-dflash")),
-    Row("Qwen/Qwen3.5-4B", "z-lab/Qwen3.5-4B-DFlash", card_files("Qwen3.5-4B")),
-    Row("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash", user_files("gpt-oss-20b", "gpt-oss-20b-dflash")),
-    Row("openai/gpt-oss-120b", "z-lab/gpt-oss-120b-DFlash", user_files("gpt-oss-120b", "gpt-oss-120b-dflash")),
-    Row(
-        "google/gemma-4-31B-it",
-        "z-lab/gemma-4-31B-it-DFlash",
-        user_files("gemma4-31b", "gemma4-31b-dflash"),
-        guessed=True,
-    ),
-]  # fmt: skip
+PAIRS = [_row(*line.split()) for line in _PAIRS.strip().splitlines()]
 SPARK = "--mem-fraction-static 0.8 --kv-cache-dtype fp8_e4m3 --attention-backend flashinfer --chunked-prefill-size 2048"
 # GPU, target, flags that its users set, and the evidence
 ONE_CARD = [
     ("rtx4090", "openai/gpt-oss-20b", "", "predicted"),
     ("rtx4090", "Qwen/Qwen3.5-9B", "", "predicted"),
     ("rtx5090", "RadixArk/Qwen3.8-27B-NVFP4", "", "predicted"),
-    (
-        "dgx-spark",
-        "RadixArk/Qwen3.8-27B-NVFP4",
-        SPARK,
-        "predicted",
-    ),
+    ("dgx-spark", "RadixArk/Qwen3.8-27B-NVFP4", SPARK, "predicted"),
     ("h100", "Qwen/Qwen3.8-27B-FP8", "", "predicted"),
     ("h200", "Qwen/Qwen3.5-27B", "", "predicted"),
     ("h200", "Qwen/Qwen3.5-4B", "", "started"),

@@ -32,7 +32,7 @@ from sglang_dflash.launch.old_flags import RENAMED
 from sglang_dflash.launch.published import drafter_of
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.house import cards
-from tests.house.cards import PAIRS, TABLES, Row, card_files, row_of, served
+from tests.house.cards import PAIRS, TABLES, Row, row_of, served
 from tests.support.cards import FOLDER as CARDS
 
 ROOT = Path(__file__).parents[2]
@@ -241,7 +241,7 @@ def test_what_ran_on_a_gpu_is_said_by_the_readme_alone() -> None:
 
 def test_coder_next_needs_two_h200() -> None:
     assert "`Qwen3-Coder-Next` needs two H200 (48 requests)" in TEXT[README]
-    row = Row("", "", card_files("Qwen3-Coder-Next"))
+    row = Row("", "", tuple(pair("Qwen3-Coder-Next")))
     assert served(row, "--gpu", "h200")[1] == 0 and served(row, "--gpu", "h200", "--tp-size", "2")[1] == 48
 
 

@@ -6,7 +6,6 @@ import pkgutil
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from tools import wheelhouse
 from tools.gpu import plugin, rows, site
 from tools.gpu.call import Call, Job
-from tools.gpu.steps import host_times
 from tools.gpu.trace import per_step
 
 
@@ -77,29 +75,6 @@ def test_what_the_clock_ends_leaves_the_end_of_its_log(tmp_path: Path) -> None:
     assert slow["error"] == "loading weights\n\nended by the clock while busy"
     assert waiting["error"].endswith("ended by the clock while waiting") and end["cut_off"] == ["slow", "next"]
     assert "ended by the clock while busy" in rows.page([slow, waiting, end])
-
-
-def test_a_process_sees_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin.torch.cuda, "memory_reserved", lambda device=None: 3)
-    assert plugin.sliced(10)() == (7, 10)
-    assert plugin.sliced(2)(0) == (0, 2)
-
-
-def test_host_times_are_of_decode_loops_of_one_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
-    times = plugin.HostTimes()
-
-    def loops(size: int, number: int) -> None:
-        mode = SimpleNamespace(is_decode=lambda: size > 0)
-        batch = SimpleNamespace(forward_mode=mode, batch_size=lambda: size)
-        for _ in range(number):
-            times.run_batch(lambda scheduler, batch: None, None, batch)
-            times.around("wait_ms")(lambda: None)
-
-    for size, number in ((0, 50), (8, plugin.WINDOW - 1), (4, plugin.WINDOW + 1), (0, 1), (8, 2 * plugin.WINDOW + 1)):
-        loops(size, number)
-    found = host_times(capsys.readouterr().out)
-    assert [row["batch"] for row in found] == [4, 8]
-    assert all(row.keys() == {"batch", "loop_ms", "run_batch_ms", "wait_ms"} for row in found)
 
 
 @pytest.mark.sglang

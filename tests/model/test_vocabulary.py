@@ -52,49 +52,6 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     return torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("targets", "drafters"), [(1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.5, 2.0)])
-def test_mask_tokens_have_the_drafters_embedding_or_the_targets_row_scaled_and_the_table_is_unchanged(
-    targets: float, drafters: float
-) -> None:
-    model, own = target(get_dflash_noise_embedding_scale=lambda: targets), torch.arange(4.0)
-    before, scale = model.table.weight.clone(), targets * drafters
-    for embedding, mask in ((None, before[MASK]), (own, own)):
-        vocabulary = TargetVocabulary.of(model, drafter(input_scale=drafters), embedding)
-        assert torch.equal(vocabulary.embed(IDS), scale * torch.stack((before[1], mask, mask, before[0])))
-    assert torch.equal(model.table.weight, before)
-
-
-def head_of(logits: Tensor) -> Any:
-    """An LM head whose product is ``logits``, row by row, for the identity."""
-    return SimpleNamespace(weight=logits.T)
-
-
-@pytest.mark.parametrize("cap", [1.0, 20.0, 30.0, 50.0])
-def test_a_cap_changes_margins_and_no_drafts_ties_included(cap: float, one_rank: Tensor) -> None:
-    """In bfloat16, where many logits tie. Far beyond the cap, float32's tanh makes other logits equal too."""
-    vocabulary = TargetVocabulary.of(target(), drafter(logit_cap=cap), None)
-
-    def capped(logits: Tensor) -> Tensor:
-        return cap * torch.tanh(logits.float() / cap)
-
-    up_to_six_caps = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)  # finite numbers from 0 on, in order
-    up_to_six_caps = up_to_six_caps[up_to_six_caps <= 6 * cap]
-    assert (capped(up_to_six_caps).diff() > 0).all()
-    drawn = 2 * cap * torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
-    logits = drawn.clamp(-6 * cap, 6 * cap).to(torch.bfloat16)
-    best = capped(logits).topk(2).values
-    assert (best[:, 0] == best[:, 1]).any()
-    vocabulary = replace(vocabulary, lm_head=head_of(logits), num_ids=64)
-    found, tokens = vocabulary.top_k(torch.eye(4096, dtype=torch.bfloat16), 2)
-    tokens = tokens[:, 0]
-    assert torch.equal(tokens, logits.argmax(1)) and torch.equal(tokens, capped(logits).argmax(1))
-    torch.testing.assert_close(found, best, rtol=0, atol=0)
-    saturated = capped(8 * logits)
-    tokens = vocabulary.top_k_of_shard(8 * logits, 1)[1][:, 0]
-    assert (saturated.gather(1, tokens[:, None])[:, 0] == saturated.amax(1)).all()
-    assert not torch.equal(tokens, saturated.argmax(1))
-
-
 @pytest.mark.parametrize("dtype", [None, torch.uint8, torch.int32, torch.float8_e4m3fn])
 def test_a_quantised_head_drafts_by_the_targets_own_product(dtype: torch.dtype | None, one_rank: Tensor) -> None:
     """AWQ's and GPTQ's head has no weight; NVFP4's is packed in uint8, in Marlin's form in int32."""

@@ -109,3 +109,14 @@ def test_answers_are_plain_decodings(dtype: str, arm: str, tmp_path: Path) -> No
     assert info["exact"] is (dtype == "exact")
     assert min(by_kind["text"], by_kind["code"]) > COPIED
     FINISHED.add(f"{dtype} {arm}", by_kind)
+
+
+def test_tensor_parallel_ranks(tmp_path: Path) -> None:
+    """The number of heads, 9, is a multiple of three, not of two."""
+    common = (*COMMON, *DTYPES["float32"], "--tp-size", "3")
+    with running(tmp_path, *common) as server:
+        plain = generate_all(server, inputs(6), 2, 48)
+    with running(tmp_path, *common, *COPIES_ALONE) as server:
+        copied = generate_all(server, inputs(6), 2, 48)
+        assert worker_info(server)["mean_accept_length"] > 2
+    assert [each.tokens for each in copied] == [each.tokens for each in plain]

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import os
 import pkgutil
+import sys
 import textwrap
 from collections.abc import Callable
 from functools import wraps
@@ -22,7 +23,7 @@ from sglang_dflash.upstream.launch import (
     resolving_view,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import interpreter, launches, report, stubs
+from tests.rehearsal import interpreter, report, stubs
 
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 # Its weights do not: on Intel processors they are transposed, and kernels read a convolution's as CUDA has it.
@@ -30,6 +31,7 @@ KEPT = (
     *("sglang.srt.disaggregation.", "sglang.srt.distributed."),
     *("sglang.srt.layers.layernorm.", "sglang.srt.layers.quantization.unquant.", "sglang.srt.layers.rotary_embedding."),
 )
+BUILTIN = "sglang.srt.speculative.dflash_worker_v2"  # the kit's other arm
 PREFILL_GRAPHS = "REHEARSE_PREFILL_GRAPHS"  # number of tokens for which a breakable prefill graph is captured
 # Functions of SGLang with a line that refuses a rehearsal, and what replaces the line.
 PATCHES = (
@@ -52,11 +54,10 @@ def install() -> None:
     """Called while SGLang loads its plugins."""
     interpreter.install()
     stubs.install()
-    replacements.TABLE = tuple(map(_as_kernel, map(_in_place, filter(_is_kept, replacements.TABLE))))
+    replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
     replacements.install()
     for patch in PATCHES:
         _patch_source(*patch)
-    launches.install()
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
     runners = "model_executor.runner_backend"
@@ -73,15 +74,18 @@ def install() -> None:
         HookRegistry.register(f"sglang.srt.{method}", hook, HookType.AFTER)
     capture = f"sglang.srt.{runners}.full_cuda_graph_backend.FullCudaGraphBackend.capture_one"
     HookRegistry.register(capture, report.capture, HookType.AROUND)
+    if os.environ.get("REHEARSE_BUILTIN"):
+        HookRegistry.register(f"{BUILTIN}.DFlashWorkerV2.__init__", _on_cuda, HookType.BEFORE)
+
+
+def _on_cuda(*args: Any, **kwargs: Any) -> Any:
+    """Hook before the constructor of SGLang's worker: it chooses its kernels as on a GPU."""
+    sys.modules[BUILTIN].is_cuda = lambda: True  # type: ignore[attr-defined]
+    return args, kwargs
 
 
 def _is_kept(row: replacements.Replacement) -> bool:
     return row.path.startswith(KEPT) and not row.path.endswith(".create_weights")
-
-
-def _as_kernel(row: replacements.Replacement) -> replacements.Replacement:
-    """Count a layer's stand-in as one launch."""
-    return dataclasses.replace(row, function=launches.one_launch(row.function)) if ".layers." in row.path else row
 
 
 def _in_place(row: replacements.Replacement) -> replacements.Replacement:

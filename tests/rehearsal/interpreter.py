@@ -30,8 +30,6 @@ LAUNCHES: collections.Counter[str] = collections.Counter()
 COMPILED: set[str] = set()
 # Takes (executor, args, kwargs) of every launch while a graph is captured.
 recorders: list[Callable[[Any, Any, Any], None]] = []
-# Take the dotted path of every kernel that is launched.
-watchers: list[Callable[[str], None]] = []
 # Take the path and the tensors of every kernel that is launched and not captured.
 argument_checks: list[Callable[[str, list[torch.Tensor]], None]] = []
 
@@ -187,8 +185,6 @@ def _watched(call: Callable[..., Any]) -> Callable[..., Any]:
         global _extents, _kernel
         _kernel = f"{self.fn.__module__}.{self.fn.__name__}"
         LAUNCHES[_kernel] += 1
-        for watcher in watchers:
-            watcher(_kernel)
         if recorders:  # a capture notes what is launched and runs nothing
             recorders[-1](self, args, kwargs)
             return None

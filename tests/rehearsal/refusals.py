@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-OURS, PLANTED = "sglang_dflash/", "tests/plugin/dflash_test_plugin/faults.py"
+OURS, PLANTED = "sglang_dflash/", "tests/rehearsal/test_refusals.py"
 START = "worker/start/"  # may wait
 # Where this package may wait for the device: "file function" of the calling line, and why.
 MAY_WAIT: dict[str, str] = {
@@ -33,9 +33,7 @@ MAY_WAIT: dict[str, str] = {
     "worker/worker.py _build_features": "at the start",
 }
 # What a GPU does not run, or not on such tensors: "file function".
-NOT_ON_A_GPU: dict[str, str] = {
-    "sglang_dflash/model/attention.py _assert_in_table": "a check on a CPU",
-}
+NOT_ON_A_GPU: dict[str, str] = {"sglang_dflash/model/attention.py _assert_in_table": "a check on a CPU"}
 
 _ERRORS = {"pin", "operands", "numpy"}
 _READS = re.compile(r"tolist|item|__(bool|int|float|index|contains)__|equal|allclose|is_nonzero")

@@ -6,7 +6,6 @@ import collections
 import os
 from typing import Any
 
-from tests.rehearsal import launches
 from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 
 # "replays: target 4" (role, batch size; "replays: prefill" of the target), "widths: target 8" (replays by width),
@@ -22,8 +21,7 @@ def add(result: Any, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``, where ``Engine.get_server_info`` reads."""
     met = {**MET, **{f"launches: {kernel}": count for kernel, count in LAUNCHES.items()}}
     late = sorted(COMPILED - _AT_START)
-    steps = [vars(step) for step in launches.STEPS]
-    result.internal_state["rehearsal"] = {"met": met, "compiled late": late, "steps": steps}
+    result.internal_state["rehearsal"] = {"met": met, "compiled late": late}
     return result
 
 

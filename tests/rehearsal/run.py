@@ -11,7 +11,6 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from tests.rehearsal.launches import VARIABLE
 from tests.rehearsal.scenarios import Scenario
 from tests.support import preloaded
 from tests.support.servers import with_refusals
@@ -58,8 +57,7 @@ def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
         environment |= rehearsed()
-    if VARIABLE not in environment:
-        environment = with_refusals(environment)
+    environment = with_refusals(environment)
     asked = {"keywords": scenario.keywords(plain=plain), "requests": scenario.requests}
     ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked), environment=environment, timeout=SECONDS)
     if ended.returncode:

@@ -17,7 +17,6 @@ from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
-from tests.rehearsal.launches import VARIABLE
 from tests.rehearsal.report import FAILS
 from tests.support.preloaded import WIDTHS
 from tests.support.prompts import corpus
@@ -363,24 +362,3 @@ ONE_FORWARD_SCENARIOS = (
         environment={**SCENARIOS[0].environment, ONE_FORWARD: "1", FAILS: "DraftGraphs"},
     ),
 )
-
-
-def _counted(pair: str, *requests: Request, options: Mapping[str, Any] = {}, **environment: str) -> Scenario:
-    options = {"max_running_requests": 2, "dtype": "bfloat16", **(_SNAPSHOTS if pair == HYBRID else {}), **options}
-    return Scenario("", pair, requests, (), graphs=(2,), options=options, environment={VARIABLE: "1", **environment})
-
-
-def _greedy(pair: str, tokens: int = 16) -> Request:
-    return ask(pair, 2, tokens, growth=0, cut=50)
-
-
-_SAMPLED = ask(HYBRID, 2, 4, growth=0, cut=10, temperature=0.9, top_p=0.9, top_k=40, min_p=0.02)
-# Engines whose launches per step are counted; in bfloat16, as on a GPU.
-COUNTED = {
-    "hybrid, replayed": _counted(HYBRID, _greedy(HYBRID), _SAMPLED),
-    "hybrid, kept": _counted(HYBRID, _greedy(HYBRID), **KEPT),
-    "hybrid, adaptive": _counted(HYBRID, _greedy(HYBRID, 40), options=RANDOM_WIDTHS),
-    "dense": _counted(DENSE, _greedy(DENSE)),
-    "dense, draft window": _counted(DENSE, _greedy(DENSE), options=DRAFT_WINDOW),
-}
-COUNTED |= {f"{name}, one forward": one_forward(each) for name, each in COUNTED.items() if "kept" not in name}

@@ -19,14 +19,7 @@ from tests.support.cards import FOLDER, NAMES, VOCAB, card, shrink_drafter, shri
 from tests.support.checkpoints import assert_greedy, spread_weights
 from tests.support.configs import write_model
 from tests.support.generation import answers, flush, tokens
-from tests.support.servers import (
-    LAUNCH_SERVER,
-    SGLANG_SERVE,
-    Server,
-    running,
-    with_plugin,
-    worker_info,
-)
+from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, with_plugin, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

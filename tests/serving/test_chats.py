@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.chats import DIRECT, events, seen
+from tests.support.catalogue import BODIES, CALLS, body_of
+from tests.support.chats import events, seen
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
@@ -17,42 +18,6 @@ QUESTIONS = [
     f"{name} has {n} apples and buys {n + 4} more. How many apples now?"
     for n, name in enumerate(("Tom", "Ann", "Leo", "Zoe"))
 ]
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": keys}},
-    }
-    for name, keys in (("add", {"a": {"type": "integer"}, "b": {"type": "integer"}}), ("now", {}))
-]
-ADD = r'<tool_call>\n\{"name": "add", "arguments": \{"a": 3, "b": [0-9][0-9]?\}\}\n</tool_call>'
-NOW = r'<tool_call>\n\{"name": "now", "arguments": \{\}\}\n</tool_call>'
-CALLS = {
-    "one call": ADD,
-    "two calls": rf"{ADD}\n{ADD}",
-    "no arguments": NOW,
-    "text and calls": rf"Let me see\.\n{ADD}\n{NOW}",
-}
-BODIES: dict[str, dict[str, Any]] = {
-    "thoughts": {"max_tokens": 40},
-    "cut thoughts": {"max_tokens": 3},
-    "thoughts that end inside a block": {"logit_bias": {"5": 9.0}},  # </think>
-    "no thoughts": {**DIRECT, "logprobs": True, "top_logprobs": 3},
-    "ends": {**DIRECT, "stop": ["apples", "3", "has"]},
-    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
-    "forced call": {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 60},
-    **{name: {**DIRECT, "tools": TOOLS, "regex": text, "max_tokens": 200} for name, text in CALLS.items()},
-}
-
-
-def body_of(kind: str, question: str, **more: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": question}
-    return {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 48, **BODIES[kind], **more}
 
 
 def split(found: dict[str, Any]) -> tuple[dict[str, Any], list[float]]:

@@ -16,12 +16,7 @@ from sglang_dflash_lab.train.hf import load_model
 from tests.serving.matrix import CHUNKED, MATRIX, MIXED, NO_CACHE, ONE, PAGED, SYNC, Cell, finished
 from tests.support import acceptance
 from tests.support.checkpoints import assert_greedy
-from tests.support.generation import (
-    assert_diverging_only_at_near_ties,
-    assert_nothing_leaked,
-    flush,
-    generate_all,
-)
+from tests.support.generation import assert_diverging_only_at_near_ties, assert_nothing_leaked, flush, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import BFLOAT16, Server, dflash_server, plain_server
 

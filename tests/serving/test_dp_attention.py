@@ -19,24 +19,15 @@ import pytest
 
 from sglang_dflash.launch.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
+from tests.support.catalogue import PENALTIES, SCHEMA
 from tests.support.checkpoints import untie
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import (
-    FEATURES,
-    RANDOM_WIDTHS,
-    RETRACTED,
-    Server,
-    dflash_server,
-    plain_server,
-    with_plugin,
-)
+from tests.support.servers import FEATURES, RANDOM_WIDTHS, RETRACTED, Server, dflash_server, plain_server, with_plugin
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NEW = 40
-PENALTIES = {"frequency_penalty": 0.4, "presence_penalty": 0.2, "repetition_penalty": 1.2}
-SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer", "maximum": 999}}, "required": ["a"]}'
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "penalties": PENALTIES, "grammar": {"json_schema": SCHEMA}}
 # Requests, how many at once, the rank of each (None leaves it to the server), and their kind.
 LOADS: dict[str, tuple[int, int, Callable[[int], int | None], str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import transformers
-from sglang.srt.sampling import custom_logit_processor
 
 from sglang_dflash_lab.pairs import target_path
+from tests.support.catalogue import BAD, NEW_TOKENS, PROCESSORS, parameters
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server, strict, with_plugin
@@ -23,51 +22,8 @@ from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
-NEW_TOKENS = 48
 PROMPTS = 6
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
-        "required": ["name", "age"],
-    }
-)
-WITH_STATE = b"cdflash_test_plugin.custom_processor\nBanByCalls\n."  # pickled by its name: the servers load the plugin
-# Two of SGLang's own: one forbids what its parameters list, the other looks at what its request has generated.
-PROCESSORS = {
-    "custom processor": custom_logit_processor.DisallowedTokensLogitsProcessor.to_str(),
-    "custom processor that looks back": custom_logit_processor.DeepseekOCRNoRepeatNGramLogitProcessor.to_str(),
-    "custom processor with state": json.dumps({"callable": WITH_STATE.hex()}),
-}
-
-
-def cases(commonest: list[int], middle: int, word: str) -> dict[str, dict[str, Any]]:
-    """Parameters by kind of request, from the target's commonest tokens, and one of its answers with its text."""
-    # The target is sure of the text it knows. Without its commonest tokens it is not, and a penalty changes its choice.
-    unsure = {"logit_bias": {str(token): -60.0 for token in commonest}}
-    return {
-        "nothing special": {},
-        "frequency penalty": {**unsure, "frequency_penalty": 1.2},
-        "presence penalty": {**unsure, "presence_penalty": 1.7},
-        "repetition penalty": {**unsure, "repetition_penalty": 1.6},
-        "all penalties": {**unsure, "repetition_penalty": 1.3, "frequency_penalty": -0.4, "presence_penalty": 0.8},
-        "minimum length": {"min_new_tokens": NEW_TOKENS - 5},
-        "minimum length and penalty": {**unsure, "min_new_tokens": NEW_TOKENS - 5, "frequency_penalty": 0.9},
-        "logit bias": unsure,
-        "stop token": {"stop_token_ids": [middle]},
-        "stop string": {"stop": [word, "no such text"]},
-        "end ignored": {"ignore_eos": True},
-        "custom processor": {"custom_params": {"token_ids": [*commonest[:1], middle]}},
-        "custom processor that looks back": {"custom_params": {"ngram_size": 2, "window_size": 40}},
-        "custom processor with state": {"custom_params": {}},
-        "json schema": {"json_schema": SCHEMA},
-        "regex": {"regex": "[a-z]{3,10} (is|was) [0-9]{1,3}\\."},
-        "ebnf": {"ebnf": 'root ::= "a" ("b" | "cd"){2,9} "e"'},
-        "regex and penalty": {"regex": "[a-z ]{20,40}", "frequency_penalty": 1.0},
-    }
-
-
-CASES = tuple(cases([], 0, ""))
+CASES = tuple(parameters([], 0, ""))
 QUICK = ("nothing special", "all penalties", "stop string", "json schema", *PROCESSORS)
 
 
@@ -81,7 +37,7 @@ def bodies(plain: Server) -> dict[str, dict[str, Any]]:
     word = str(transformers.AutoTokenizer.from_pretrained(target_path(PAIR)).decode([middle]))
     return {
         name: {"params": {**params, **more}, "custom_logit_processor": PROCESSORS.get(name)}
-        for name, more in cases(commonest, middle, word).items()
+        for name, more in parameters(commonest, middle, word).items()
     }
 
 
@@ -135,6 +91,7 @@ def test_sampled_log_probabilities_are_those_of_the_law_before_filters(dflash_hy
     """SGLang reports log softmax(logits / temperature); the chosen token's must be the one in the full list."""
     params = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 20, "sampling_seed": 5}
     (found,) = answers(dflash_hybrid, corpus(PAIR, 1), params, return_logprob=True, top_logprobs_num=200)
+    assert tokens(answers(dflash_hybrid, corpus(PAIR, 1), params)) == tokens([found])
     meta = found["meta_info"]
     for (value, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         by_token = {entry[1]: entry[0] for entry in top}
@@ -169,13 +126,8 @@ def test_sampling_masks_are_plain_decodings(server: Server, plain_hybrid: Server
     assert wide > 20 and len(found[0]["output_ids"]) > found[0]["meta_info"]["spec_verify_ct"] + 1
 
 
-# Each once ended the scheduler; and good ones, though no token has the second stop token's number.
-HOSTILE: list[dict[str, Any]] = [
-    {"top_k": 1 << 40},
-    {"logit_bias": {"3": 1e39}},
-    {"repetition_penalty": 1e-300},
-    {"temperature": 1e300},
-]
+HOSTILE = [BAD[i] for i in (0, 3, 4, 7)]  # which JSON can hold
+# No token has the second stop token's number.
 GOOD: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "min_new_tokens": 4, "stop_token_ids": [7, 10**9]}
 
 

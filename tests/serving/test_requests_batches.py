@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
+from tests.support.catalogue import processor
 from tests.support.generation import Params, answers, tokens
 from tests.support.prompts import chat_ids, random_prompts, schema_of
 from tests.support.servers import Server
@@ -79,8 +80,6 @@ def test_a_schema_answer_parses_and_its_drafts_are_accepted(temperature: float, 
     assert sum(m["completion_tokens"] - 1 for m in metas) > 1.5 * sum(m["spec_verify_ct"] for m in metas)
 
 
-# A class pickled by reference, as SGLang's ``to_str`` writes one.
-PROCESSOR = json.dumps({"callable": b"cdflash_test_plugin.custom_processor\nBanAFifth\n.".hex()})
 MIXED_KINDS = ("json schema", "regex", "custom processor", "regex and penalty")
 
 
@@ -105,7 +104,9 @@ def test_requests_that_decode_alongside_a_prefill_answer_as_plain_decoding_does(
     # More prompts than may run, so that the rest are prefilled alongside the first, without timing arrivals.
     asked, kinds = prompts("json", n=16), MIXED_KINDS * 4
     params = [params_of(kind, prompt) for kind, prompt in zip(kinds, asked, strict=True)]
-    body = {"custom_logit_processor": [PROCESSOR if kind == "custom processor" else None for kind in kinds]}
+    body = {
+        "custom_logit_processor": [processor("BanAFifth") if kind == "custom processor" else None for kind in kinds]
+    }
     inputs = chat_ids("tiny-hybrid", asked)
     expected = answers(plain_hybrid, inputs, params, **body)
     found = answers(recorded_hybrid, inputs, params, **body)

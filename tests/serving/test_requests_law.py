@@ -28,8 +28,7 @@ from tests.support.generation import Params, answers, tokens
 from tests.support.probability import p_value
 from tests.support.servers import BASE, TRACKED, Server, running, with_plugin, worker_info
 
-pytestmark = pytest.mark.engine
-QUICK = "penalties and filters"
+pytestmark = [pytest.mark.engine, pytest.mark.slow]  # quick, step by step: test_sampled_drafts.py
 
 VOCAB, DRAFT, BIAS = 32, 3, 3.5
 PROMPTS, PROMPT_LENGTH, TEXTS, LENGTH = 16, 24, 20, 64
@@ -113,20 +112,18 @@ def p_values(target: Any, record_property: Callable[[str, object], None]) -> PVa
     return find
 
 
-@pytest.mark.parametrize("name", [n if n == QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_sampled_text_has_the_targets_law(name: str, served: Server, p_values: PValues) -> None:
     """Each text has a seed, so that every run counts the same. Seeded text: ``test_exact.py`` too."""
     assert min(p_values(served, name, "")) > 0.01
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["temperature 1", "top-p", "min-p"])
 def test_so_has_text_without_a_seed(name: str, served: Server, p_values: PValues) -> None:
     """These draws differ from run to run, so the bound is one false alarm in 10,000 runs, as below."""
     assert min(p_values(served, name)) > 1e-4
 
 
-@pytest.mark.slow
 def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path, p_values: PValues) -> None:
     """Any match is copied."""
     (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "edges": 6}))
@@ -139,7 +136,6 @@ def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path
             assert copied > 500, (name, copied)
 
 
-@pytest.mark.slow
 def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(
     target: Any, tmp_path: Path, p_values: PValues
 ) -> None:
@@ -152,7 +148,6 @@ def test_so_has_text_after_drafts_that_a_selector_chose_by_the_draft_before(
     assert len({tuple(block[1:]) for block in blocks}) > 3, "the drafts do not depend on the token before"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["draw_twice", "keep_likely"])
 def test_a_wrong_acceptance_rule_is_noticed(
     rule: str, target: Any, drafter: Path, tmp_path: Path, p_values: PValues

@@ -26,7 +26,7 @@ SAMPLED = [Sampling(seed, t, top_p) for seed, (t, top_p) in enumerate([(0.7, 1),
 REQUESTS = [*SAMPLED, None, *SAMPLED]  # greedy among sampled, more than run at a time
 
 
-@pytest.fixture(params=["good", "dflash2"])
+@pytest.fixture(params=["dflash2", pytest.param("good", marks=pytest.mark.slow)])
 def drafter(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.plan.settings import DETERMINISTIC_FLAG
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from tests.serving.matrix import Record
 from tests.soak.catalogue import HOSTILE, SEEDED, Entry, catalogue
 from tests.soak.load import PATIENCE, Load, Outcome, drive, played
@@ -72,7 +72,7 @@ async def answers_of_reference(row: Row, entries: Sequence[Entry], out: Path) ->
     With a seed, which SGLang ignores outside deterministic mode, those of our worker at width 1.
     """
     steps_of_one, slots = out / "widths.json", asyncio.Semaphore(AT_A_TIME)
-    steps_of_one.write_text(json.dumps({"policy": "random", "widths": [1]}))
+    steps_of_one.write_text(json.dumps({"widths": [1]}))
     seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
     async with AsyncExitStack() as stack:
         served = stack.enter_context(plain(row, out))

@@ -19,7 +19,6 @@ from torch import Tensor
 from sglang_dflash.features.exact import stepped
 from sglang_dflash.features.exact.rows import as_rows
 from sglang_dflash.states import verify
-from sglang_dflash.states.convolution import gdn_convolve
 from tests.support.gdn_replay import Blocks, decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
@@ -171,33 +170,3 @@ def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads:
     single = torch.cat([attend(slice(row, row + 1)) for row in range(len(q))])
     assert torch.equal(attend(slice(0, len(q))), single)
     assert single.isfinite().all()
-
-
-@pytest.mark.skipif(not KERNELS_RUN, reason="SGLang's verify kernel")
-def test_without_exact_mode_a_verify_of_kept_states_rounds_beta() -> None:
-    """SGLang's kernel, with the convolution's b: of a state's largest value, 300 times nearer to decoding's."""
-    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
-
-    blocks = blocks_of(2, 8, torch.float32, **TINY)
-    _, after = decoded(blocks)
-    rows = torch.arange(blocks.bs, dtype=torch.int32, device=DEVICE)
-    starts = torch.arange(blocks.bs + 1, dtype=torch.int32, device=DEVICE) * blocks.width
-    backend = {
-        "kernel_dispatcher": SimpleNamespace(verify_kernel=TritonGDNKernel()),
-        "forward_metadata": SimpleNamespace(query_start_loc=starts),
-    }
-
-    def error(b: Tensor) -> float:
-        kept = torch.zeros(blocks.bs, 8, blocks.HV, blocks.V, blocks.K, device=DEVICE)
-        blocks.b = b[None]
-        blocks.run(verify.keep, 0, kept, **backend)
-        return float((kept - after[0]).abs().max() / after[0].abs().max())
-
-    mixed = blocks.qkv[0, :, : -2 * blocks.HV]
-    weight, states = mixed.new_zeros(mixed.shape[1], 4), mixed.new_zeros(1 + int(blocks.slots.max()), mixed.shape[1], 3)
-    windows = mixed.new_zeros(blocks.bs, 8, mixed.shape[1], 3)
-    convolved = gdn_convolve(
-        mixed, blocks.a[0], blocks.b[0], weight, None, states, blocks.slots, windows, rows, width=8, round_beta=True
-    )
-    assert error(blocks.b[0]) > 3e-4
-    assert error(convolved.b) < 1e-6

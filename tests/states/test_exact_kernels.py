@@ -1,18 +1,21 @@
-"""What exact mode takes for granted of SGLang's kernel as Triton compiles it, for GPUs that are not here.
+"""What exact mode requires of SGLang's kernels as Triton compiles them, for GPUs that are not here.
 
-A verify must launch the very kernel of plain decoding. A commit launches another compilation, with the heads of all
-layers side by side, whose arithmetic must be the same, as must that of plain decoding's fused convolution and of a
-verify's. A bump of SGLang or Triton fails here, not at a user. Batches differ in the compilations that a commit needs,
-all of which the start must launch.
+A verify must launch the very compilation of plain decoding, at any batch, width, padding and rank: Triton compiles by
+the divisibility of addresses and integers by 16, and a row that begins 8 bytes off changes the state's bits. A commit
+launches another one, with the heads of all layers side by side, whose arithmetic must be the same, as must that of
+plain decoding's fused convolution and of a verify's. A bump of SGLang or Triton fails here, not at a user. Batches
+differ in the compilations that a commit needs, all of which the start must launch.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 import subprocess
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +27,7 @@ pytest.importorskip("sglang")
 
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
 from sglang.srt.mem_cache.memory_pool import MambaPool
+from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
@@ -36,62 +40,133 @@ from sglang_dflash.worker.start import prewarm
 from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.cards import FOLDER
 from tests.support.configs import serving_plan
-from tests.support.gdn_replay import served_block
+from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
 
-BF16, BS, WIDTH, LAYERS = torch.bfloat16, 4, 16, 3
+BF16, FP32, INT32, K, SLOTS, LAYERS = torch.bfloat16, torch.float32, torch.int32, 128, 64, 3
+BATCHES, WIDTHS = (1, 3, 48), (2, 5, 16)
 FLOATS = re.compile(r"F(H?ADD|MUL|FMA)\d?|MUFU|SHFL|F2F|F2FP")
-PAIRS = ("Qwen3.5-27B", "Qwen3.6-35B-A3B")
+# Key and value heads of a rank: 4B, 35B-A3B and Coder-Next; the 27Bs, where a rank of 8 has rows of 8 mod 16 bytes.
+HEADS = [(16 // tp, heads // tp) for heads, ranks in ((32, (1, 16)), (48, (1, 2, 4, 8, 16))) for tp in ranks]
+RANKS = [(*heads, dtype) for heads, dtype in zip(HEADS, itertools.cycle((FP32, BF16)), strict=False)]
+PAIRS = [("Qwen3.5-27B", 16, 48, FP32), ("Qwen3.6-35B-A3B", 16, 32, BF16)]
+RULE = "fused_recurrent_gated_delta_rule_packed_decode_kernel"
 
 
-def sizes(pair: str) -> tuple[int, int, int, int]:
-    target = text_config(load_config(FOLDER / pair / "target"))
-    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
-    heads, value_heads, k, v = (int(target[f"linear_{name}"]) for name in names)
-    return heads, value_heads, k, v
+@pytest.fixture(autouse=True)
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    eligible = "can_use_fused_qkvzba_causal_conv1d_update_contiguous"
+    monkeypatch.setattr(projections, eligible, lambda *_, **__: (True, ""))
 
 
-def decode(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
-    """As SGLang's ``TritonGDNKernel.packed_decode`` launches it."""
-    stepped.fused_recurrent_gated_delta_rule_packed_decode(
-        tensor(BS, 2 * H * K + HV * V, dtype=BF16), tensor(BS, HV, dtype=BF16), tensor(BS, HV, dtype=BF16),
-        tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16), K**-0.5, tensor(64, HV, V, K, dtype=state),
-        tensor(BS, 1, HV, V, dtype=BF16), tensor(BS, dtype=torch.int32), use_qk_l2norm_in_kernel=True,
+def gates(HV: int) -> tuple[Tensor, Tensor]:
+    return tensor(HV, dtype=FP32), tensor(HV, dtype=BF16)
+
+
+def decode(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
+    """As SGLang's backend: the convolution's outputs, one layer of the pool, one slot per request."""
+    dim, slots = 2 * H * K + HV * K, tensor(bs, dtype=INT32)
+    mixed, _, b, a = projections.fused_qkvzba_causal_conv1d_update_contiguous(
+        tensor(bs, dim + HV * K, dtype=BF16), tensor(bs, 2 * HV, dtype=BF16), tensor(SLOTS, dim, 3, dtype=BF16),
+        tensor(dim, 4, dtype=BF16), None, slots, qkv_dim=dim, v_dim=HV * K, num_v_heads=HV, head_v_dim=K,
+        activation="silu",
     )  # fmt: skip
+    out, pool = mixed.new_empty(bs, 1, HV, K), tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1]
+    stepped.fused_recurrent_gated_delta_rule_packed_decode(mixed, a, b, *gates(HV), K**-0.5, pool, out, slots, True)
 
 
-def verify(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
-    mixed = tensor(BS * WIDTH, 2 * H * K + HV * V, dtype=BF16)
-    q, k, v = mixed.split([H * K, H * K, HV * V], -1)
-    gates = (tensor(BS * WIDTH, HV, dtype=BF16) for _ in "ab")
-    inputs = (
-        q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), *gates,
-        tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16), tensor(64, HV, V, K, dtype=state),
-        tensor(BS, dtype=torch.int32),
-    )  # fmt: skip
-    stepped.step_verify(
-        inputs,
-        SimpleNamespace(intermediate_ssm=tensor(BS, WIDTH, HV, V, K, dtype=state)),
-        *served_block(WIDTH, tensor(BS), tensor(BS)),
-    )
+def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
+    """``varied``: with rows of a longer projection that begin one number off, as no kernel may receive them."""
+    sizes = [H * K, H * K, HV * K, HV, HV]
+    rows = tensor(bs * width, sum(sizes) + varied, dtype=BF16)[:, int(varied) :]
+    q, k, v, a, b = rows.split(sizes, -1)
+    q, k, v = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, K))
+    pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32, skipped=int(varied))
+    cache = SimpleNamespace(intermediate_ssm=None if varied else tensor(bs, width, HV, K, K, dtype=state))
+    vars(cache).update((f"replayssm_{name}", part[0]) for name, part in zip(NAMES, records_of(H, HV), strict=True))
+    inputs = (q, k, v, a, b, *gates(HV), pool, slots)
+    stepped.step_verify(inputs, cache, *served_block(width, tensor(bs), tensor(bs)))
 
 
-def commit(H: int, HV: int, K: int, V: int, state: torch.dtype) -> None:
-    rings = ((HV, 16, V, BF16), (H, 16, K, BF16), (HV, 16, torch.float32), (HV, 16, V, BF16), (H, 16, K, BF16))
-    records = Records(*(tensor(LAYERS, 9, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
-    stepped.step_commit(
-        tensor(LAYERS, 64, HV, V, K, dtype=state), records,
-        [(tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16))] * LAYERS,
-        tensor(BS), tensor(BS, dtype=torch.int32), [(tensor(BS, dtype=torch.int32), tensor(BS, dtype=torch.int32))],
-        WIDTH,
-    )  # fmt: skip
+def records_of(H: int, HV: int, layers: int = LAYERS) -> Records:
+    rings = ((HV, 16, K, BF16), (H, 16, K, BF16), (HV, 16, FP32), (HV, 16, K, BF16), (H, 16, K, BF16))
+    return Records(*(tensor(layers, 49, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
 
 
-def only_kernel(launches: list[Launch]) -> Any:
-    """The compilation that all of these launches share."""
-    assert len({launch.key for launch in launches}) == 1, launches
-    return launches[0].compiled
+def commit(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
+    """``varied``: with tracked states."""
+    slots, counts = tensor(bs, dtype=INT32), tensor(bs, dtype=INT32)
+    targets = [(slots, counts), (tensor(bs), counts)] if varied else [(slots, counts)]
+    pool = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)
+    stepped.step_commit(pool, records_of(H, HV), [gates(HV)] * LAYERS, tensor(bs), slots, targets, width)
+
+
+# --- specialisations, by Triton's keys: nothing is compiled
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
+    """Launches with the compilation that each would have: ``hash``, and ``runtime`` without constants."""
+
+    def specialised(
+        self: Any, key: str, signature: dict[str, str], device: Any, constants: Any, options: Any, attrs: Any, _: bool
+    ) -> Any:
+        names = list(signature)
+        divisible = {names[index] for (index, *_), found in attrs.items() if found}
+        types = tuple((name, kind, name in divisible) for name, kind in signature.items() if kind != "constexpr")
+        return SimpleNamespace(hash=(self.fn.__name__, key), runtime=(self.fn.__name__, *types))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JITFunction, "_do_compile", specialised)
+        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        with compiled_for(90) as launches:
+            yield launches
+
+
+def specialisations(call: Callable[..., None], heads: Any, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
+    """Of the rule's kernel, at every batch and width, as a rank launches it: with constants, and without."""
+    with recorded(patch) as launches:
+        for bs, width, varied in itertools.product(BATCHES, WIDTHS, (False, True)):
+            call(bs, width, *heads, varied)
+    found = [launch.compiled for launch in launches if launch.kernel == RULE]
+    return {each.hash for each in found}, {each.runtime for each in found}
+
+
+@pytest.mark.parametrize("heads", RANKS)
+def test_a_step_specialises_as_plain_decoding(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify launches its very compilation; a commit's, of one layer or of all, has other constants."""
+    whole, runtime = specialisations(decode, heads, monkeypatch)
+    assert len(whole) == len(runtime) == 1
+    assert specialisations(verify, heads, monkeypatch)[0] == whole
+    for scratch in (1, stepped.SCRATCH_BYTES):
+        monkeypatch.setattr(stepped, "SCRATCH_BYTES", scratch)
+        assert specialisations(commit, heads, monkeypatch)[1] == runtime
+
+
+def in_place(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The fault of views: rows of a position begin where those of the one before end, and keep their gaps."""
+    return x.to(dtype)
+
+
+def off_by_8_bytes(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(len(x), x[0].numel() + 16, dtype=dtype)[:, 4:-12].unflatten(1, x.shape[1:]).copy_(x)
+
+
+@pytest.mark.parametrize("planted", [in_place, off_by_8_bytes])
+@pytest.mark.parametrize("step", [verify, commit])
+def test_a_misaligned_row_ends_the_step(
+    step: Callable[..., None], planted: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this check it would launch another compilation."""
+    monkeypatch.setattr(stepped, "by_position", planted)
+    monkeypatch.setattr(stepped, "SCRATCH_BYTES", 1)
+    with recorded(monkeypatch), pytest.raises(AssertionError):
+        step(3, 5, 2, 6, FP32)
+
+
+# --- arithmetic, of compiled kernels
 
 
 def arithmetic(compiled: Any, folder: Path) -> collections.Counter[str]:
@@ -105,54 +180,49 @@ def arithmetic(compiled: Any, folder: Path) -> collections.Counter[str]:
 
 
 @pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize(("pair", "state"), [*zip(PAIRS, (torch.float32, BF16), strict=True)])
-def test_steps_run_plain_decodings_arithmetic(pair: str, state: torch.dtype, capability: int, tmp_path: Path) -> None:
-    found = {}
-    for call in (decode, verify, commit):
+@pytest.mark.parametrize(("pair", "H", "HV", "state"), PAIRS)
+def test_a_commit_runs_plain_decodings_arithmetic(
+    pair: str, H: int, HV: int, state: torch.dtype, capability: int, tmp_path: Path
+) -> None:
+    found = []
+    for call in (decode, commit):
         with compiled_for(capability) as launches:
-            call(*sizes(pair), state)
-        assert len(launches) == (1 if call is decode else WIDTH)
-        found[call] = only_kernel(launches)
-    assert found[verify].hash == found[decode].hash
-    layouts = [re.findall(r"#\w+ = #ttg\.\w+<.*>", found[call].asm["ttgir"]) for call in (decode, commit)]
+            call(4, 16, H, HV, state)
+        [compiled] = {launch.key: launch.compiled for launch in launches if launch.kernel == RULE}.values()
+        found.append(compiled)
+    layouts = [re.findall(r"#\w+ = #ttg\.\w+<.*>", each.asm["ttgir"]) for each in found]
     assert layouts[0] and layouts[0] == layouts[1]
-    counts = [arithmetic(found[call], tmp_path) for call in (decode, commit)]
+    counts = [arithmetic(each, tmp_path) for each in found]
     assert counts[0]["FADD"] and counts[0] == counts[1]
 
 
-def convolve(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def convolve(H: int, HV: int) -> None:
     """As plain decoding launches it, then as a verify in exact mode."""
-    H, HV, K, V = sizes(pair)
-    dim, gated = 2 * H * K + HV * V, HV * V
-    slots, states, weight = tensor(BS, dtype=torch.int32), tensor(64, dim, 3, dtype=BF16), tensor(dim, 4, dtype=BF16)
-    monkeypatch.setattr(
-        projections, "can_use_fused_qkvzba_causal_conv1d_update_contiguous", lambda *_, **__: (True, "")
-    )
-    projections.fused_qkvzba_causal_conv1d_update_contiguous(
-        tensor(BS, dim + gated, dtype=BF16), tensor(BS, 2 * HV, dtype=BF16), states, weight, None, slots,
-        qkv_dim=dim, v_dim=gated, num_v_heads=HV, head_v_dim=V, activation="silu",
-    )  # fmt: skip
-    columns = tensor(BS, WIDTH + 2, dim, dtype=BF16)
-    windows = columns.as_strided((BS, WIDTH, dim, 3), (columns.stride(0), dim, 1, dim))
-    qkvz, a, b = tensor(BS * WIDTH, dim + gated + 2 * HV, dtype=BF16).split([dim + gated, HV, HV], -1)
-    gdn_convolve(qkvz, a, b, weight, None, states, slots, windows, slots, width=WIDTH)
+    decode(4, 16, H, HV, FP32)
+    dim, bs, width, slots = 2 * H * K + HV * K, 4, 16, tensor(4, dtype=INT32)
+    columns = tensor(bs, width + 2, dim, dtype=BF16)
+    windows = columns.as_strided((bs, width, dim, 3), (columns.stride(0), dim, 1, dim))
+    qkvz, a, b = tensor(bs * width, dim + HV * K + 2 * HV, dtype=BF16).split([dim + HV * K, HV, HV], -1)
+    states, weight = tensor(SLOTS, dim, 3, dtype=BF16), tensor(dim, 4, dtype=BF16)
+    gdn_convolve(qkvz, a, b, weight, None, states, slots, windows, slots, width=width)
 
 
 @pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("pair", "H", "HV", "state"), PAIRS)
 def test_a_verify_convolves_as_the_fused_decode(
-    pair: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: str, H: int, HV: int, state: torch.dtype, capability: int, tmp_path: Path
 ) -> None:
     """One tile has all positions of some channels, so it has a token's operations, on more values per thread."""
     with compiled_for(capability) as launches:
-        convolve(pair, monkeypatch)
+        convolve(H, HV)
     operations, instructions = [], []
-    for each in (launch.compiled for launch in launches):
+    convolutions = [launch.compiled for launch in launches if launch.kernel != RULE]
+    for each in convolutions:
         found = re.findall(r"(arith\.(?:mul|add|div|trunc)f|math\.exp) .*: tensor<(\w+)x(\w+)>", each.asm["ttir"])
         operations.append(collections.Counter((name, dtype) for name, _, dtype in found))
         instructions.append(single_operations(arithmetic(each, tmp_path)))
     assert operations[0] and operations[1] == operations[0]
-    assert launches[0].compiled.metadata.num_warps == 8  # of 256 values
+    assert convolutions[0].metadata.num_warps == 8  # of 256 values
     values = 16 * 64 // 128  # per thread
     assert instructions[0] and instructions[1] == {name: values * count for name, count in instructions[0].items()}
 
@@ -167,16 +237,11 @@ def single_operations(counts: collections.Counter[str]) -> dict[str, int]:
     return found
 
 
-def served(pair: str, state: torch.dtype) -> Any:
+def served(pair: str, H: int, HV: int, state: torch.dtype) -> Any:
     """A target's runner and its pool of states, without storage, for 48 requests."""
-    H, HV, K, V = sizes(pair)
     layers = text_config(load_config(FOLDER / pair / "target"))["layer_types"].count("linear_attention")
-    rings = {"d": (HV, 16, V), "k": (H, 16, K), "g": (HV, 16), "rawv": (HV, 16, V), "rawk": (H, 16, K)}
-    records = {
-        f"replayssm_{name}": tensor(layers, 49, *shape, dtype=torch.float32 if name == "g" else BF16)
-        for name, shape in rings.items()
-    }
-    states = tensor(layers, 64, HV, V, K, dtype=state)
+    records = {f"replayssm_{name}": part for name, part in zip(NAMES, records_of(H, HV, layers), strict=True)}
+    states = tensor(layers, SLOTS, HV, K, K, dtype=state)
     cache = object.__new__(MambaPool.SpeculativeState)
     vars(cache).update(dict.fromkeys(each.name for each in dataclasses.fields(cache)), temporal=states, **records)
     pool = SimpleNamespace(
@@ -185,8 +250,9 @@ def served(pair: str, state: torch.dtype) -> Any:
         req_index_to_mamba_index_mapping=tensor(49, dtype=torch.int32),
         get_speculative_mamba2_params_all_layers=lambda: cache,
     )
-    gates = [(tensor(HV, dtype=torch.float32), tensor(HV, dtype=BF16))] * layers
-    return SimpleNamespace(req_to_token_pool=pool, model=gates, max_running_requests=48, decode_cuda_graph_runner=None)
+    return SimpleNamespace(
+        req_to_token_pool=pool, model=[gates(HV)] * layers, max_running_requests=48, decode_cuda_graph_runner=None
+    )
 
 
 def a_step(bs: int, width: int, context: int) -> Any:
@@ -201,9 +267,9 @@ def a_step(bs: int, width: int, context: int) -> Any:
     )
 
 
-@pytest.mark.parametrize(("pair", "state"), [*zip(PAIRS, (torch.float32, BF16), strict=True)])
+@pytest.mark.parametrize(("pair", "H", "HV", "state"), PAIRS)
 def test_the_start_launches_the_commit_of_every_batch(
-    pair: str, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    pair: str, H: int, HV: int, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
     monkeypatch.setattr(stepped, "gates_of", lambda gates: gates)
@@ -218,7 +284,7 @@ def test_the_start_launches_the_commit_of_every_batch(
         monkeypatch.setattr(prewarm.FirstCalls, other, lambda self: None)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
     with compiled_for(90) as launches:
-        target = served(pair, state)
+        target = served(pair, H, HV, state)
         worker: Any = SimpleNamespace(model_runner=target)
         commit = stepped.SteppedCommit(worker, replays=True)
         inject: Any = None

@@ -85,10 +85,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(
-    folder: Path,
-    *arguments: str,
-    launcher: tuple[str, ...] = LAUNCH_SERVER,
-    **environment: str,
+    folder: Path, *arguments: str, launcher: tuple[str, ...] = LAUNCH_SERVER, **environment: str
 ) -> Iterator[Server]:
     """A server that answers ``/health``; killed with all its children at the end, whatever happened."""
     port = free_port()

@@ -16,14 +16,7 @@ from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.generation import Answer, answers, generate_all, tokens, tokens_per_step
 from tests.support.prompts import message_ids, schema_of
-from tests.support.servers import (
-    FEATURES,
-    WIDE_WIDTHS,
-    Server,
-    changed_drafter,
-    dflash_server,
-    worker_info,
-)
+from tests.support.servers import FEATURES, WIDE_WIDTHS, Server, changed_drafter, dflash_server, worker_info
 
 pytestmark = pytest.mark.engine
 

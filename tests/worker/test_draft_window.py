@@ -5,11 +5,9 @@ Its memory: ``tests/launch/test_servers.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun
-from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus, message_ids
 from tests.support.servers import (
     WIDE_WIDTHS,
@@ -112,19 +110,40 @@ def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path
         assert_nothing_leaked(server)
 
 
-def block_at(case: Case, tokens: Sequence[int], hidden: tuple[Any, ...], position: int) -> list[int]:
-    """The reference's block whose anchor is ``tokens[position]``; ``hidden`` states after every layer, all tokens."""
+def assert_reference_blocks(case: Case, prompt: list[int], answer: Answer, folder: Path) -> set[int]:
+    """Each block begins with the reference's drafts at its own place, which copies and other widths move.
+
+    Returns the widths of the blocks.
+    """
     model = reference(case.drafter)
-    drafter = DrafterRun(model.drafter, model.target, case.reads, case.page)
-    drafter.inject(hidden, position)
-    return [tokens[position], *drafter.draft(tokens[position], BLOCK)]
+    assert answer.tokens == model.plain(prompt, len(answer.tokens))
+    tokens = [*prompt, *answer.tokens]
+    hidden, widths = TargetRun(model.target).append(tokens)[1], set()
+    for at, block in recorded_blocks(folder, answer.meta["id"]):
+        if at < len(tokens):  # the last block may end beyond what was requested, and another one begin there
+            drafter = DrafterRun(model.drafter, model.target, case.reads, case.page)
+            drafter.inject(hidden, at)
+            drafted = [tokens[at], *drafter.draft(tokens[at], min(len(block), BLOCK))] if len(block) > 1 else block
+            assert block[: len(drafted)] == drafted
+            widths.add(len(block))
+    return widths
+
+
+def test_blocks_of_any_width_are_the_references(random_widths_hybrid: Server) -> None:
+    """Plainly decoded tokens wait until the drafter reads them."""
+    flush(random_widths_hybrid)
+    prompts = corpus(PAIR, 3, seed=1)
+    answers = generate_all(random_widths_hybrid, prompts, len(prompts), NEW_TOKENS)
+    case, folder = Case(4096, "noisy"), random_widths_hybrid.folder
+    widths = (assert_reference_blocks(case, *each, folder) for each in zip(prompts, answers, strict=True))
+    assert set().union(*widths) == {1, 2, 4, 8, 12, 16, 32}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("windowed", [False, True])
 def test_a_block_wider_than_the_drafters_begins_with_its_drafts(windowed: bool, tmp_path: Path) -> None:
-    """Copies fill the rest. They move the blocks that follow, so each is held to the reference's at its own place."""
-    case, model = Case(64, "good", PAGED) if windowed else Case(4096), reference("good")
+    """Copies fill the rest."""
+    case = Case(64, "good", PAGED) if windowed else Case(4096)
     arguments = (*(case.flags if windowed else ()), *WIDE_WIDTHS)
     prompts = message_ids(PAIR, load("repeat", 4))
     with dflash_server(PAIR, tmp_path, *arguments, block=32, **with_plugin(tmp_path, "drafts")) as server:
@@ -133,11 +152,4 @@ def test_a_block_wider_than_the_drafters_begins_with_its_drafts(windowed: bool, 
         assert "32" in worker_info(server)["blocks_by_accept_length"]
         assert_nothing_leaked(server)
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer.tokens == model.plain(prompt, NEW_TOKENS)
-        tokens = [*prompt, *answer.tokens]
-        hidden = TargetRun(model.target).append(tokens)[1]
-        # The last block may end beyond what was requested, and another one begin there.
-        drafted = [
-            (at, block[:BLOCK]) for at, block in recorded_blocks(tmp_path, answer.meta["id"]) if at < len(tokens)
-        ]
-        assert drafted == [(at, block_at(case, tokens, hidden, at)) for at, _ in drafted]
+        assert assert_reference_blocks(case, prompt, answer, tmp_path) == {32}

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.worker.forwards import Inject
 from sglang_dflash.worker.start import graphs
 from sglang_dflash.worker.start.graphs import WidthGraphs, reason_for_full_width_only, sizes_for_narrower
-from sglang_dflash.worker.worker import DFlashWorker
-from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang
 
@@ -33,11 +30,7 @@ def runner(attention: str = "fa3", **others: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve_blocks_of_8(monkeypatch)
-
-
-def serve_blocks_of_8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one rank."""
+    """Blocks of 8, on one rank."""
     spec = SimpleNamespace(speculative_num_draft_tokens=FULL, override=lambda **_: nullcontext())
     off = SimpleNamespace(overlap=SimpleNamespace(enable_two_batch_overlap=False), enable_pdmux=False, tp_rank=0)
     off.override = lambda **_: nullcontext()
@@ -102,26 +95,6 @@ def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
     width_graphs.build(WIDTHS)
     # The drafter has its own for the most that it drafts.
     assert built == ([(1, False), (4, False), (2, False), (2, True)] if again else [])
-
-
-@pytest.mark.parametrize("role", ["null", "decode", "prefill"])
-def test_a_prefill_server_captures_no_graphs_of_a_drafter_that_it_never_runs(
-    role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Captured(Exception):
-        pass
-
-    def capture(**options: bool) -> None:
-        raise Captured(options["capture_decode_cuda_graph"])
-
-    server: Any = DFlashWorker.__new__(DFlashWorker)
-    server.plan, server._target, server.drafter = serving_plan(role=role), runner(), runner()
-    server._draft_worker, server._inject = SimpleNamespace(init_cuda_graphs=capture), Inject.__new__(Inject)
-    monkeypatch.setattr(Inject, "allocate", lambda *_: None)
-    monkeypatch.setattr(DFlashWorker, "_drafters_context", lambda _: nullcontext())
-    monkeypatch.setattr("sglang_dflash.worker.worker.drafter_has_room", lambda _: True)
-    with pytest.raises(Captured, match=str(role != "prefill")):
-        server.init_cuda_graphs()
 
 
 RING = SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)

@@ -107,10 +107,7 @@ def runner(model: Model, requests: int = REQUESTS) -> Any:
     ],
 )
 def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
-    planted: Any,
-    widths: WidthConfig | None,
-    found: str | None,
-    caplog: pytest.LogCaptureFixture,
+    planted: Any, widths: WidthConfig | None, found: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = serving_plan(block=WIDTH, widths=widths)
     with caplog.at_level(logging.INFO, "sglang_dflash.features.exact.rows"):

@@ -107,7 +107,7 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
         from tests.rehearsal.run import rehearsed
 
         flags += ["--speculative-num-draft-tokens", "4"]
-        environment |= {**rehearsed(), "REHEARSE_BUILTIN": "1", "REHEARSE_LAUNCHES": "1"}
+        environment |= {**rehearsed(), "REHEARSE_BUILTIN": "1"}
     with running(job.folder, *flags, **environment) as server:
         yield server
 

@@ -1,10 +1,9 @@
 """The scheduler's event loop on emulated streams: mode ``refusals`` ends the server where CUDA refuses a call, or where
-the host reads a copy before its event; mode ``streams`` records that and every race, with faults planted on demand.
+the host reads a copy before its event; mode ``streams`` records that and every race.
 
 The loop runs as on CUDA, with SGLang's write-after-read barrier, and finer than the CPU platform alone would have it:
 what the scheduler waits for before it writes shared tables is the end of the target's forward, as with a CUDA graph,
-not the end of the step. ``streams.json`` in the probe's folder holds what is found for each fault that the file
-``plant`` names (and for "" without one).
+not the end of the step. ``streams.json`` in the probe's folder holds what is found.
 """
 
 from __future__ import annotations
@@ -18,20 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from dflash_test_plugin.faults import FAULTS
 from dflash_test_plugin.probe import FOLDER, _hook
 from tests.rehearsal.streams import HOST, Event, Watch, current_stream, install, synchronize, watching
 
 RECORDS = "SGLANG_DFLASH_TEST_REFUSALS_RECORDED"  # any value: log them, and go on
-REFUSED = "refused"  # the name of all ``faults``
 WATCH = Watch()
 _active = False
-_found: dict[str, dict[str, Any]] = {}
-
-
-def planted() -> str:
-    path = FOLDER / "plant"
-    return path.read_text().strip() if path.exists() else ""
+_found: dict[str, Any] = {"races": [], "refused": [], "operators": 0, "steps": 0}
 
 
 def refusals() -> None:
@@ -45,13 +37,10 @@ def refusals() -> None:
 
 
 def streams() -> None:
-    """Record races and refusals instead, of every operator, and plant faults."""
+    """Record races and refusals instead, of every operator."""
     os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
     _watch()
-    wait = Event.wait
-    Event.wait = lambda event, stream=None: planted() == "no wait for the lengths" or wait(event, stream)
     _hook("AFTER", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", end_shared_reads)
-    _hook("AFTER", "sglang_dflash.worker.forwards.Inject.inject", plant)
     _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker._decode", note)
 
 
@@ -107,11 +96,9 @@ def made_on_host() -> Iterator[Tensor]:
 
 def note(*_: Any) -> None:
     """After each decode step."""
-    phase = _found.setdefault(planted(), {"races": [], "refused": [], "operators": 0, "steps": 0})
-    phase["races"] += WATCH.races
-    phase["refused"] += WATCH.refused
-    phase["operators"] += WATCH.operators
-    phase["steps"] += 1
+    for name in ("races", "refused", "operators"):
+        _found[name] += getattr(WATCH, name)
+    _found["steps"] += 1
     WATCH.races, WATCH.refused, WATCH.operators = set(), set(), 0
     partial = FOLDER / "streams.json.part"
     partial.write_text(json.dumps(_found))
@@ -123,8 +110,7 @@ def async_d2h(tensor: Tensor) -> Tensor:
     if WATCH.on_host(tensor):
         return tensor
     host = WATCH.copy_to_host(tensor)
-    if planted() != "no record_stream":
-        tensor.record_stream(current_stream())
+    tensor.record_stream(current_stream())
     return host
 
 
@@ -147,13 +133,3 @@ def end_shared_reads(result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any
     event.record()
     worker.model_runner.shared_read_done_event = event
     return result
-
-
-def plant(_: None, stage: Any, step: Any) -> None:
-    """Faults: the table is read after the event for which the scheduler waits before it writes; what CUDA refuses."""
-    batch = step.batch
-    if planted() == "shared table after its event":
-        batch.req_to_token_pool.req_to_token[batch.req_pool_indices]
-    elif planted() == REFUSED:
-        for _, fault in FAULTS.values():
-            fault(step.accepted.new_seq_lens, batch.req_pool_indices_cpu, batch.device)
