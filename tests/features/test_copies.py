@@ -1,11 +1,10 @@
-"""A transferred request's history, and the counts of copies that reach the host.
+"""The counts of copies that reach the host, and which of two texts is drafted next.
 
 Servers compare histories with the host's tokens at each step (the plugin's mode ``history``).
 """
 
 from __future__ import annotations
 
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,22 +34,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Copies:
     config = SimpleNamespace(context_len=64, vocab_size=VOCABULARY)
     runner: Any = SimpleNamespace(req_to_token_pool=pool, model_config=config, max_total_num_tokens=4096)
     return Copies(runner, 4, figures.Figures(16))
-
-
-def test_a_request_that_another_server_prefilled_is_taken_up(held: Copies) -> None:
-    rows = torch.tensor([3, 1])
-    reqs = [Request(origin_input_ids=array("q", ids), output_ids=array("q", [9])) for ids in ([4, 5, 6], [7, 2**62])]
-    lens = torch.tensor([3, 2])
-    batch: Any = SimpleNamespace(
-        req_pool_indices=rows,
-        req_pool_indices_cpu=rows,
-        reqs=reqs,
-        seq_lens=lens,
-        seq_lens_cpu=lens,
-        spec_info=SimpleNamespace(bonus_tokens=torch.tensor([9, 8])),
-    )
-    held.transferred(batch)
-    assert held.history[3, :4].tolist() == [4, 5, 6, 9] and held.history[1, :3].tolist() == [7, -1, 8]
 
 
 def test_matches_and_tokens_of_copies_reach_the_host(held: Copies) -> None:

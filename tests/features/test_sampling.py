@@ -15,8 +15,6 @@ from sglang_dflash.worker.accept import for_block
 
 pytestmark = pytest.mark.sglang
 
-TOP_K_ALL = 1 << 30
-
 
 def info(bs: int, **changes: Any) -> SamplingBatchInfo:
     """Parameters of ``bs`` unlike requests."""

@@ -171,7 +171,7 @@ def noise_of(requests: int) -> Noise:
     return Noise(ints(-(2**63), 2**63 - 1, requests), temperatures + 0.2, top_ks, top_ps, 0.3 * min_ps)
 
 
-@pytest.mark.parametrize(("bs", "n", "vocab"), [(0, 3, 20), (1, 1, 16), (9, 3, 600), (2, 15, 9_001)])
+@pytest.mark.parametrize(("bs", "n", "vocab"), [(0, 3, 20), (1, 1, 16), (2, 15, 600), (2, 3, 9_001)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_likeliest_tokens(bs: int, n: int, vocab: int, dtype: torch.dtype) -> None:
     """As the target would draw them where they are unsure; with ties, which the first wins."""
@@ -266,7 +266,7 @@ def test_convolve_block(bs: int, width: int, taps: int, channels: int, dtype: to
     compare("convolve_block", hidden, base, corrections, width=width, tolerance=ROUNDING[dtype])
 
 
-WALKS = [(0, 4, 4, 8), (1, 15, 16, 256), (3, 7, 8, 32), (2, 1, 5, 24), (4, 3, 1, 8), (5, 15, 16, 0), (3, 4, 5, 0)]
+WALKS = [(0, 4, 4, 8), (1, 15, 16, 256), (3, 7, 8, 32), (2, 1, 5, 24), (4, 3, 1, 8), (3, 7, 16, 0), (3, 4, 5, 0)]
 
 
 @pytest.mark.parametrize(("bs", "n", "k", "rank"), WALKS)

@@ -101,6 +101,7 @@ def test_slots_are_reserved_from_what_can_be_pinned(watched: Watch) -> None:
 
 
 def test_last_hidden_states_are_chosen_without_a_wait(watched: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row per request. Only SGLang's engine can request them: its HTTP server takes no string here."""
     features = SimpleNamespace(return_hidden_states_mode="last")
     monkeypatch.setattr(hidden, "get_exec", lambda: SimpleNamespace(features=features))
     prefill = SimpleNamespace(is_extend=lambda: True)

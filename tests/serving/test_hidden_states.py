@@ -98,20 +98,3 @@ def test_without_such_a_request_nothing_is_kept() -> None:
     output = SimpleNamespace(hidden_states=torch.ones(2, 6), last_hidden_states=torch.ones(2, 2))
     batch: Any = SimpleNamespace(return_hidden_states=False)  # has no other attribute that could be read
     assert for_clients(batch, output) is None
-
-
-def test_a_server_of_last_states_keeps_one_row_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only SGLang's engine can request them: its HTTP server takes no string here."""
-    from sglang_dflash.features import hidden
-
-    monkeypatch.setattr(
-        hidden, "get_exec", lambda: SimpleNamespace(features=SimpleNamespace(return_hidden_states_mode="last"))
-    )
-    rows = torch.arange(10.0).view(5, 2)
-    output = SimpleNamespace(hidden_states=rows.repeat(1, 3), last_hidden_states=rows)
-    reqs = [SimpleNamespace(sampling_params=SimpleNamespace(custom_params=None))] * 2
-    for extends, kept in ((True, [1, 4]), (False, [0, 1, 2, 3, 4])):
-        mode = SimpleNamespace(is_extend=lambda extends=extends: extends)
-        batch: Any = SimpleNamespace(return_hidden_states=True, reqs=reqs, forward_mode=mode, extend_lens=[2, 3])
-        found = hidden.for_clients(batch, output)
-        assert found is not None and found.equal(rows[kept]) and found.data_ptr() != rows.data_ptr()

@@ -139,7 +139,7 @@ def test_the_check_at_the_start_passes(
     dtype: torch.dtype, state_dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        checks.check_replay(runner(dtype, state_dtype, 128), RING)
+        checks.check_replay(runner(dtype, state_dtype, 64), RING)
     assert "equal their definition" in caplog.text
 
 
