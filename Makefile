@@ -75,9 +75,10 @@ test-pd: $(WHEELS)/mooncake/.installed
 	$(BIN)/python -c 'import mooncake.engine'  # or the tests would be skipped
 	$(BIN)/pytest -q -n 0 -m slow tests/serving/test_disaggregation.py
 
-# The server tests of SGLang's wheel, against DFLASH and plain decoding: hours. ROWS: some of tests/kits.
+# The server tests of SGLang's wheel, against DFLASH and plain decoding: hours. ROWS: some of tests/kits. ONLY: part of the
+# names of its classes.
 test-sglang: $(WHEELS)/kits/.installed
-	PYTHONPATH=$(WHEELS)/kits:$$PYTHONPATH $(BIN)/python -m tests.kits $(ROWS) $(if $(OUT),--out $(OUT))
+	PYTHONPATH=$(WHEELS)/kits:$$PYTHONPATH $(BIN)/python -m tests.kits $(ROWS) $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real

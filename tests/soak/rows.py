@@ -124,7 +124,8 @@ class Row:
         return [first, *others]
 
     def variables(self, out: Path) -> dict[str, str]:
-        plugin = with_plugin(out, "pools", *self.plugin)
+        # With two tokenizers, requests would hang if a scheduler raised.
+        plugin = {**with_plugin(out, "pools", *self.plugin), "SGLANG_KILLPG_ON_SCHEDULER_EXCEPTION": "1"}
         saver = {"PYTHONPATH": path_with("plugin", "memory_saver")} if "--enable-memory-saver" in self.flags else {}
         return {**plugin, **self.environment, **saver}
 
