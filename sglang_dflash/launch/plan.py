@@ -186,6 +186,21 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
         )
 
 
+def check_backup(launch: Launch) -> Iterator[Finding]:
+    if backs_up_drafter(launch):
+        yield note(
+            "backed up in host memory while the server sleeps",
+            expected="--enable-weights-cpu-backup, or a trainer that writes the drafter too after a resume",
+            remedy="none needed",
+        )
+
+
+def backs_up_drafter(launch: Launch) -> bool:
+    """After a resume a trainer writes the target only."""
+    settings = launch.settings
+    return settings.enable_memory_saver and not settings.enable_weights_cpu_backup and launch.has_drafter
+
+
 def resumes_retracted(launch: Launch) -> bool:
     """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
 

@@ -15,7 +15,7 @@ from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import check_overlap
+from sglang_dflash.launch.plan import check_backup, check_overlap
 from sglang_dflash.launch.published import published_drafters
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH, READ, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
@@ -198,6 +198,7 @@ LATE: dict[str, Rule] = {
     "recurrent states": check_states,
     "replay records": check_records,
     "overlap": check_overlap,
+    "drafter's weights": check_backup,
     "exact": check_exact,
 }
 _DECISIVE = {"variables and numbers", "target", "configuration"}

@@ -18,7 +18,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.old_flags import explain_environment
-from sglang_dflash.launch.plan import ServingPlan, decide
+from sglang_dflash.launch.plan import ServingPlan, backs_up_drafter, decide
 from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.rules import EARLY, LATE, Rule, judge
 from sglang_dflash.launch.settings import PLAIN_LAYERS, Settings
@@ -76,8 +76,8 @@ def told_of_plan(launch: Launch, plan: ServingPlan) -> Told:
         first |= dict.fromkeys(("speculative_num_draft_tokens", "speculative_dflash_block_size"), plan.block)
     if not plan.overlap:
         first["disable_overlap_schedule"] = True
-    if settings.enable_memory_saver and not settings.enable_weights_cpu_backup and plan.drafts:
-        first["enable_draft_weights_cpu_backup"] = True  # after a resume a trainer writes the target only
+    if backs_up_drafter(launch):
+        first["enable_draft_weights_cpu_backup"] = True
     # SGLang reads the drafter's configuration, with the target's overrides, and requires a drafter
     meanwhile: dict[str, Any] = {"json_model_override_args": "{}"}
     if not plan.drafts:
