@@ -147,7 +147,8 @@ def numbers(value: Any) -> list[float]:
 def compare(ours: Server, plain: Server, endpoint: str, names: Iterable[str], ways: Sequence[bool] = (True,)) -> None:
     """Compare the cases' streams, and whole answers.
 
-    On a busy machine plain decoding joins tokens that wait for its consumer, and then loses more, log-probabilities too; so it is asked again.
+    On a busy machine plain decoding joins tokens that wait for its consumer, and then loses more, log-probabilities
+    too; so it is asked again.
     """
     model = plain.get("/v1/models").json()["data"][0]["id"]
 
