@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
@@ -13,7 +12,6 @@ from sglang_dflash.drafter.config import DrafterConfig, text_config
 from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
 from sglang_dflash.errors import DFlashError, first_true
-from sglang_dflash.launch import widths
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.layers import Layers, count, has_mamba, layers_of
@@ -66,8 +64,8 @@ class Launch:
         """Return a launch of the same models with other arguments of SGLang."""
         return replace(self, settings=self.settings.changed(**changes))
 
-    def loaded_from(self, view: Path) -> Launch:
-        return replace(self, drafter_files=replace(self.loaded_files, name=str(view), revision=None))
+    def loaded_from(self, view: str) -> Launch:
+        return replace(self, drafter_files=replace(self.loaded_files, name=view, revision=None))
 
     @property
     def has_drafter(self) -> bool:
@@ -138,7 +136,7 @@ class Launch:
     @cached_property
     def widths(self) -> WidthConfig | None:
         """Without a drafter the width is always adaptive: most steps copy nothing."""
-        adaptive = self.settings.speculative_adaptive or widths.ADAPTIVE_BY_DEFAULT or not self.has_drafter
+        adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_dflash.errors import first_true
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.layers import count, layers_of
 
@@ -51,4 +52,4 @@ def verify_obstacle(backend: str, text: Mapping[str, Any], major: int) -> str | 
         "its verify ignores the window of sliding layers": slides and backend == "flashinfer" and not latent,
         f"its kernels for this GPU verify heads of up to 256, not {heads}": xqa and heads > 256,
     }
-    return next((obstacle for obstacle, applies in obstacles.items() if applies), None)
+    return first_true(obstacles)

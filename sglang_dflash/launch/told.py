@@ -1,10 +1,10 @@
-"""A launch's road: what was asked, the rules, the plan, and what SGLang is told because of it."""
+"""The steps of a launch: arguments, rules, plan, and the arguments of SGLang that follow from it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.drafter.formats import ARCHITECTURES
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.old_flags import explain_environment
@@ -47,9 +47,9 @@ _NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 class Told:
     """Arguments of SGLang that this package replaces, by name."""
 
-    first: Mapping[str, Any] = field(default_factory=dict)  # before SGLang resolves speculation, for good
-    meanwhile: Mapping[str, Any] = field(default_factory=dict)  # only while it does
-    then: Mapping[str, Any] = field(default_factory=dict)  # after it has
+    first: Mapping[str, Any]  # before SGLang resolves speculation, for good
+    meanwhile: Mapping[str, Any]  # only while it does
+    then: Mapping[str, Any]  # after it has
 
 
 def told_of_models(launch: Launch) -> dict[str, Any]:
@@ -142,8 +142,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:
     """Apply rules: raise an error, log the rest, and return whether SGLang's own worker serves."""
     for finding in judge(launch, rules):
-        if finding.level == "error":
-            raise DFlashError(finding.value, finding.expected, finding.remedy)
+        raise_first_error((finding,))
         if finding.level == "builtin":
             logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", finding.value)
             write_record(server_args, finding.value)

@@ -17,8 +17,6 @@ from sglang_dflash.launch.settings import COPIES_SWITCH
 if TYPE_CHECKING:
     from sglang_dflash.launch.asked import Launch
 
-# once a GPU shows 0.98 of a fixed block's tokens per second with 1, 8 and 16 requests (docs/results/width.md)
-ADAPTIVE_BY_DEFAULT = False
 FLAG = "--speculative-adaptive-config"
 _Width = Annotated[int, Field(ge=1)]
 _Widths = Annotated[
