@@ -11,6 +11,7 @@ from sglang_dflash.check.memory import SMALL_CHUNK, MemoryTable, divide, highest
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE, TOKENS_PER_REQUEST
+from sglang_dflash.launch.plan import decide
 from sglang_dflash.launch.settings import SLOTS, Settings, flag_of
 
 WINDOW = 2048  # tokens
@@ -137,4 +138,4 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
 
 def _pools(launch: Launch, memory: MemoryTable) -> Pools:
     static = int((launch.device.memory or 0) * (launch.settings.mem_fraction_static or memory.fraction))
-    return divide(sizing_of(launch), static)[0]
+    return divide(sizing_of(launch, decide(launch)), static)[0]
