@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from sglang_dflash.check.machine import GIB, MIB
-from sglang_dflash.check.pools import Pools, RequestState, Sizing, Sliding, fit
+from sglang_dflash.check.pools import Pools, Sizing, fit
 from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
@@ -31,17 +30,6 @@ _HIGHEST = 0.91  # fraction that is proposed
 SMALL_CHUNK = 1024  # prefill chunk on cards that are nearly full of weights
 
 
-@dataclass(frozen=True)
-class MemoryTable:
-    device: str
-    static_bytes: int  # 0 if unknown
-    fraction: float  # of the device's memory
-    highest: float  # fraction that is proposed
-    served: Pools
-    other: Pools | None  # with a hybrid target's states stored the other way
-    weighed: bool  # whether headers state the size of the weights
-
-
 def unknown_size(launch: Launch) -> Finding | None:
     """Return a warning if the memory cannot be predicted."""
     remedy = "none needed: SGLang divides the memory when it starts"
@@ -60,8 +48,9 @@ def uncounted(launch: Launch) -> Iterator[Finding]:
         yield note(f"the size of the weights does not count --quantization {scheme}", about="weights")
 
 
-def check_fraction(launch: Launch, highest: float) -> Iterator[Finding]:
-    device, fraction = launch.device, launch.settings.mem_fraction_static or 0
+def check_fraction(launch: Launch) -> Iterator[Finding]:
+    device, highest = launch.device, highest_fraction(launch)
+    fraction = launch.settings.mem_fraction_static or 0
     least = (1 - highest) * (1 if device.is_unified else _LEAST_LEFT)
     if device.memory and 1 - fraction < least:
         kind = "unified memory, which the host's programs share" if device.is_unified else "device memory"
@@ -74,13 +63,13 @@ def check_fraction(launch: Launch, highest: float) -> Iterator[Finding]:
         )
 
 
-def expected_memory(launch: Launch, plan: ServingPlan) -> MemoryTable:
-    device, memory, highest = launch.device, launch.device.memory or 0, highest_fraction(launch)
-    fraction = launch.settings.mem_fraction_static or (highest if device.is_unified else MEM_FRACTION)
-    static = int(memory * fraction)
-    served, other = divide(sizing_of(launch, plan), static)
-    name = device.name if memory else f"{device.name}: sizes only"
-    return MemoryTable(name, static, fraction, highest, served, other, _is_weighed(launch))
+def predict(launch: Launch, plan: ServingPlan) -> Pools:
+    """Return the pools of one rank."""
+    return fit(sizing_of(launch, plan), int((launch.device.memory or 0) * static_fraction(launch)))
+
+
+def static_fraction(launch: Launch) -> float:
+    return launch.settings.mem_fraction_static or (0.8 if launch.device.is_unified else MEM_FRACTION)
 
 
 def highest_fraction(launch: Launch) -> float:
@@ -108,35 +97,31 @@ def prefill_chunk(launch: Launch) -> int:
     return launch.settings.chunked_prefill_size or chunk
 
 
-def divide(sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
-    """Return the division as served, and with states stored the other way."""
-    kept = fit(sizing, static_bytes)
-    if not sizing.replayed.records:  # no verify, or Mamba2
-        return kept, None
-    replayed = fit(sizing, static_bytes, replay=True)
-    return (replayed, kept) if sizing.replays else (kept, replayed)
-
-
 def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
     """Return what one rank stores and its limits."""
     settings, drafter = launch.settings, launch.drafter
     dtype, tp = launch.dtype, settings.sharing
     kv_bytes, draft_kv_bytes = map(dtype_bytes, launch.kv_dtypes)
-    kept, replayed = _request_states(launch)
+    state, scratch, records = _request_state(launch, plan)
     running, slots = settings.running, slots_per_request(settings)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or launch.context or drafter.max_position_embeddings
     target_kv, sliding_kv = target_kv_per_token(launch.text, kv_bytes=kv_bytes, tp_size=tp)
     if settings.disable_hybrid_swa_memory:
         target_kv, sliding_kv = target_kv + sliding_kv, 0
+    slides = count(launch.text, "sliding_window") - 1 if sliding_kv else 0
     return Sizing(
         target_weights=_target_weights(launch, dtype),
         drafter_weights=_drafter_weights(drafter, dtype, tp),
         target_kv=target_kv,
-        sliding=_sliding(launch, sliding_kv),
+        sliding_kv=sliding_kv,
+        sliding_window=slides,
+        sliding_share=settings.swa_full_tokens_ratio or SLIDING_SHARE,
+        sliding_cap=_sliding_cap(launch, slides) if sliding_kv else None,
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        kept=kept,
-        replayed=replayed,
+        state=state,
+        scratch=scratch,
+        records=records,
         block=plan.block,
         slots_per_request=slots,
         context=context,
@@ -148,45 +133,39 @@ def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
         window=plan.window,
         in_transfer=in_transfer(settings),
         copies=plan.copies,
-        replays=plan.replay,
     )
 
 
-def _sliding(launch: Launch, kv: int) -> Sliding | None:
+def _sliding_cap(launch: Launch, window: int) -> int | None:
     """Without a prefix cache SGLang sizes the pool for all requests (``compute_swa_request_cap``)."""
-    if not kv:
+    settings, block, page = launch.settings, launch.block, launch.settings.page
+    if not settings.disable_radix_cache and settings.disaggregation_mode != "decode":
         return None
-    settings, window, block = launch.settings, count(launch.text, "sliding_window") - 1, launch.block
-    page = settings.page
-    cap = None
-    if settings.disable_radix_cache or settings.disaggregation_mode == "decode":
-        chunks = (1 if settings.disable_overlap_schedule else 2) * prefill_chunk(launch)
-        waiting = (in_transfer(settings) or 0) * (window + page)
-        most = settings.running * (window + (EVICTED + 2) * block + page)
-        cap = most + (waiting if settings.disaggregation_mode == "decode" else chunks + page)
-        cap = -(-cap // page) * page
-    return Sliding(kv, window, settings.swa_full_tokens_ratio or SLIDING_SHARE, cap)
+    chunks = (1 if settings.disable_overlap_schedule else 2) * prefill_chunk(launch)
+    waiting = (in_transfer(settings) or 0) * (window + page)
+    most = settings.running * (window + (EVICTED + 2) * block + page)
+    cap = most + (waiting if settings.disaggregation_mode == "decode" else chunks + page)
+    return -(-cap // page) * page
 
 
-def _request_states(launch: Launch) -> tuple[RequestState, RequestState]:
+def _request_state(launch: Launch, plan: ServingPlan) -> tuple[int, int, int]:
+    """Return the bytes of a request's recurrent state, of its scratch in a verify, and of its replay records."""
     settings, block = launch.settings, launch.block
     conv_dtype = settings.variable(CONV_DTYPE) or ("bfloat16" if launch.device.kind == "gpu" else launch.dtype)
     dtypes = {"recurrent_bytes": dtype_bytes(state_dtype(launch)), "conv_bytes": dtype_bytes(conv_dtype)}
     recurrent, conv, column, record = state_bytes(launch.text, **dtypes, tp_size=settings.sharing)
-    slot = recurrent + conv
     # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
     may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
     if settings.disaggregation_mode == "prefill" and not may_verify:
-        return RequestState(slot), RequestState(slot)
-    # a verify keeps the state after every position, or what every token wrote in a ring
-    kept, columns = block * recurrent, conv + (block - 1) * column
-    if not record:  # Mamba2
-        return (RequestState(slot, kept + columns),) * 2
-    written = max(settings.linear_replayssm_cache_len, ring_length(block)) * record
-    return RequestState(slot, kept + columns), RequestState(slot, written + columns, written)
+        return recurrent + conv, 0, 0
+    columns = conv + (block - 1) * column
+    if not (plan.replay and record):
+        return recurrent + conv, block * recurrent + columns, 0
+    records = max(settings.linear_replayssm_cache_len, ring_length(block)) * record
+    return recurrent + conv, records + columns, records
 
 
-def _is_weighed(launch: Launch) -> bool:
+def is_weighed(launch: Launch) -> bool:
     settings = launch.settings
     quantised = (settings.quantization and launch.quantisation is None) or "quantization_config" in settings.overrides
     offloaded = settings.cpu_offload_gb > 0 or settings.offload_group_size > 0

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from sglang_dflash.check.advice import Advice, more_requests
-from sglang_dflash.check.memory import MemoryTable, check_fraction, expected_memory, uncounted, unknown_size
+from sglang_dflash.check.memory import check_fraction, is_weighed, predict, static_fraction, uncounted, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, ok, warn
 from sglang_dflash.launch.asked import Launch
@@ -34,7 +34,8 @@ _LEVELS = {"error": "error", "warn": "warning", "note": "note"}
 class Report:
     findings: list[Finding]
     plan: ServingPlan | None = None
-    memory: MemoryTable | None = None
+    memory: Pools | None = None
+    other: Pools | None = None  # with a hybrid target's states stored the other way
     advice: Sequence[Advice] = ()
     replicas: int = 1  # servers behind one address
     command: str = ""  # that starts a server, without proposed flags
@@ -50,7 +51,7 @@ class Report:
     @property
     def proposed(self) -> Advice | None:
         """What lets most requests run on this GPU, if none fits without it."""
-        if self.memory is None or not self.memory.static_bytes or self.memory.served.running:
+        if self.memory is None or not self.memory.static_bytes or self.memory.running:
             return None
         return max((each for each in self.advice if each.gpus == 1), key=attrgetter("running"), default=None)
 
@@ -66,7 +67,7 @@ class Report:
         errors, memory = self.counts["error"], self.memory
         if self.proposed and not errors:
             return f"FITS WITH FLAGS: {_requests(self.proposed.running)}"
-        if memory is not None and memory.static_bytes and not memory.served.running:
+        if memory is not None and memory.static_bytes and not memory.running:
             return "DOES NOT FIT"
         if errors:
             return f"REFUSED: {errors} error{'s' if errors > 1 else ''}"
@@ -76,14 +77,14 @@ class Report:
             return "COMPATIBLE: memory unknown"
         each = f" on each of {self.replicas} replicas" if self.replicas > 1 else ""
         if any(finding.about == _LENGTH and finding.level == "warn" for finding in self.findings):
-            return f"SHORT OF K/V: {_lengths(memory.served)}{each}"
-        return f"FITS: {memory.served.running} of {memory.served.sizing.max_running} requests at once{each}"
+            return f"SHORT OF K/V: {_lengths(memory)}{each}"
+        return f"FITS: {memory.running} of {memory.sizing.max_running} requests at once{each}"
 
     def as_json(self) -> dict[str, Any]:
         memory = self.memory and {
-            **asdict(self.memory),
-            "served": _pools_json(self.memory.served),
-            "other": self.memory.other and _pools_json(self.memory.other),
+            "static_bytes": self.memory.static_bytes,
+            "served": _pools_json(self.memory),
+            "other": self.other and _pools_json(self.other),
             "advice": [asdict(each) for each in self.advice],
         }
         return {
@@ -116,17 +117,17 @@ class Report:
         if plan is not None:
             parts = [f"block {plan.block}", "fixed width" if plan.widths is None else "adaptive width"]
             parts += ["copied blocks" if plan.copies else "no copies"]
-            if memory is not None and memory.other is not None:
+            if self.other is not None:
                 parts += ["states replayed" if plan.replay else "states kept"]
             yield f"  {', '.join(parts)}"
-        if memory is not None and memory.served.tokens:
-            pools = memory.served
+        if memory is not None and memory.tokens:
+            pools = memory
             each, limit = pools.kv.per_request(pools.running)
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
             sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
             ended = f", limited by {limit}" if sliding else ""
             parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
-            if pools.state.slot and pools.sizing.slots_per_request > 1:
+            if pools.sizing.state and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
             yield f"  {', '.join(parts)}"
 
@@ -146,8 +147,7 @@ class Report:
         if self.plan is not None:
             yield "Plan", [(name, value) for name, value in self.plan.describe().items() if value not in (None, "null")]
         if self.memory is not None:
-            static = f", {size(self.memory.static_bytes)} static" if self.memory.static_bytes else ""
-            yield f"Memory of one rank ({self.memory.device}{static})", _memory_rows(self.memory.served)
+            yield f"Memory of one rank, {size(self.memory.static_bytes) or 'unknown'} static", _memory_rows(self.memory)
 
 
 def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
@@ -187,12 +187,13 @@ def preflight(settings: Settings, device: Device) -> Report:
     if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        memory = expected_memory(launch, plan)
+        memory, other = (predict(launch, each) for each in (plan, replace(plan, replay=not plan.replay)))
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     advice = more_requests(launch, memory)
-    findings += [*check_fraction(launch, memory.highest), *uncounted(launch), *_sizes(launch, memory, advice)]
-    return Report(findings, plan, memory, advice, settings.replicas)
+    findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
+    hybrid = memory.sizing.records or other.sizing.records
+    return Report(findings, plan, memory, other if hybrid else None, advice, settings.replicas)
 
 
 def _check_stages(settings: Settings) -> Iterator[Finding]:
@@ -224,38 +225,38 @@ def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
     return [joined, *(finding for finding in findings if finding not in wrong)]
 
 
-def _sizes(launch: Launch, memory: MemoryTable, advice: Sequence[Advice]) -> Iterator[Finding]:
-    if not memory.static_bytes:
+def _sizes(launch: Launch, pools: Pools, advice: Sequence[Advice]) -> Iterator[Finding]:
+    if not pools.static_bytes:
         yield ok("no GPU here; use --gpu or --memory-gib to check another machine", about=_RUNNING)
         return
     smaller = "a smaller target" if launch.settings.quantization or launch.quantisation_method else "a quantised target"
-    weights, static = memory.served.sizing.weights, memory.static_bytes
-    if memory.weighed and weights < static:
+    weights, static = pools.sizing.weights, pools.static_bytes
+    if is_weighed(launch) and weights < static:
         yield ok(f"{size(weights)} of {size(static)}", about="weights")
-    is_estimate = not memory.weighed or weights < static
-    yield replace(_running(memory, advice, smaller), about=_RUNNING, estimated=is_estimate)
-    yield replace(_tokens(memory.served, smaller), about=_LENGTH, estimated=True)
+    is_estimate = not is_weighed(launch) or weights < static
+    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING, estimated=is_estimate)
+    yield replace(_tokens(pools, smaller), about=_LENGTH, estimated=True)
 
 
-def _running(memory: MemoryTable, advice: Sequence[Advice], smaller: str) -> Finding:
-    served, sizing, wanted = memory.served, memory.served.sizing, memory.served.sizing.max_running
-    if served.running >= wanted:
-        return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
-    if served.running == 0:
-        parts = [f"the weights of one rank take {size(sizing.weights)} of {size(memory.static_bytes)} "
-                 f"({memory.fraction} of the device)"]  # fmt: skip
-        if served.state.slot:
-            parts += [f"recurrent states of one request {size(sizing.slots_per_request * served.state.slot)}"]
-            parts += [f"verify buffers of {_requests(wanted)} {size((wanted + 1) * served.state.scratch)}"]
+def _running(launch: Launch, pools: Pools, advice: Sequence[Advice], smaller: str) -> Finding:
+    sizing, wanted = pools.sizing, pools.sizing.max_running
+    if pools.running >= wanted:
+        return ok(f"{wanted} at once, with {pools.tokens:,} tokens of K/V in total")
+    if pools.running == 0:
+        parts = [f"the weights of one rank take {size(sizing.weights)} of {size(pools.static_bytes)} "
+                 f"({static_fraction(launch)} of the device)"]  # fmt: skip
+        if sizing.state:
+            parts += [f"recurrent states of one request {size(sizing.slots_per_request * sizing.state)}"]
+            parts += [f"verify buffers of {_requests(wanted)} {size((wanted + 1) * sizing.scratch)}"]
         level = warn if any(each.gpus == 1 for each in advice) else error
         return level(
-            f"no request fits: {', '.join(parts if sizing.weights < memory.static_bytes else parts[:1])}",
+            f"no request fits: {', '.join(parts if sizing.weights < pools.static_bytes else parts[:1])}",
             remedy=f"add flags of a line below, or serve {smaller}",
         )
     return warn(
-        f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
-        f"K/V in total; the limit: {served.capped_by}",
-        remedy=f"set --max-running-requests {served.running}, or use more or larger GPUs",
+        f"{pools.running} of {wanted} requests (--max-running-requests) fit at once, with {pools.tokens:,} tokens of "
+        f"K/V in total; the limit: {pools.capped_by}",
+        remedy=f"set --max-running-requests {pools.running}, or use more or larger GPUs",
     )
 
 
