@@ -80,10 +80,9 @@ def highest_fraction(launch: Launch) -> float:
     estimates, and a step float32 logits of full blocks. On RTX 3090, 3.6 GiB outside were too few and 4.7 GB enough. On
     an RTX 5090 0.91 was enough for a chunk of 1,024, and 0.94 was not (the cookbook).
     """
-    settings, device = launch.settings, launch.device
+    settings, device, chunk = launch.settings, launch.device, max(prefill_chunk(launch), SMALL_CHUNK)
     if device.is_unified or not device.memory:
         return 0.8 if device.is_unified else _HIGHEST
-    chunk = max(prefill_chunk(launch), SMALL_CHUNK)
     reserved = 512 + 1.5 * chunk + 128 * settings.tp_size * settings.pp_size + 2 * settings.running
     logits = 4 * count(launch.text, "vocab_size", 0) * settings.running * launch.block / MIB
     share = 1 - (max(reserved, 10_240 if device.memory >= 60 * GIB else 0) + logits) * MIB / device.memory

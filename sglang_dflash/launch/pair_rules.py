@@ -26,7 +26,7 @@ def _trained_for(launch: Launch) -> Iterator[Finding]:
         return
     served = {base_name(name) for name in (target, own) if isinstance(name, str) and name}
     if base_name(trained) in served:
-        of_base = model_name(target) != model_name(trained) and card_of_target(target) is not None
+        of_base = card and model_name(target) not in (model_name(trained), base_name(target))
         level, whose = (note, f", the base model of {target}") if of_base else (ok, "")
         yield level(f"{drafter} was trained for {trained}{whose}")
     elif card_of_target(target) or own or not launch.target_files.is_local:  # the name of a folder proves nothing
