@@ -25,9 +25,8 @@ PARTS = {
     "FlashInfer": "flashinfer-python",
     "sgl-kernel": "sglang-kernel",
 }
-# what served on a CPU, or on the H200 of docs/results/gpu.md
-TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.11.0", "2.13.0", "2.14.1"), "Triton": ("3.6.0", "3.8.0")}
-TESTED |= {"CUDA": ("13.0",), "device": ("NVIDIA H200",)}
+TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}  # on CPUs
+ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/results/gpu.md
 
 
 class Builtin(DFlashError):
@@ -51,7 +50,9 @@ class Installation:
     def untested(self) -> list[str]:
         found = self.versions | ({"device": self.device.name} if self.device.kind == "gpu" else {"CUDA": None})
         new = {
-            name: each for name, each in found.items() if each and each.partition("+")[0] not in TESTED.get(name, ())
+            name: each
+            for name, each in found.items()
+            if each and each.partition("+")[0] not in (*TESTED.get(name, ()), ON_A_GPU.get(name))
         }
         return [each if name == "device" else f"{name} {each}" for name, each in new.items()]
 
