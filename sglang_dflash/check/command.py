@@ -64,21 +64,17 @@ def split(words: Sequence[str]) -> tuple[str | None, str | None, list[str]]:
 
 def _fastest_block(drafter: str, users: int) -> tuple[int | None, Finding]:
     """Return the block that was fastest in most tasks of the drafter's card, or None, and what the card says."""
-    card = card_of_drafter(drafter) if drafter else None
-    rows = [row for row in card["speed"] if row["arm"] == "dflash"] if card else []
+    card = (card_of_drafter(drafter) if drafter else None) or {"drafter": drafter or "no drafter", "speed": []}
+    rows = [row for row in card["speed"] if row["arm"] == "dflash"]
     here = sorted((row for row in rows if row["concurrency"] == users), key=itemgetter("tokens_per_s"))
-    fastest = {row["task"]: row["block"] for row in here}
+    fastest, about = {row["task"]: row["block"] for row in here}, "block size by users"
     if not fastest:
         known = ", ".join(map(str, sorted({row["concurrency"] for row in rows})))
-        for_others = (
-            f"has figures for {known} users, not for {users}" if known else "has no figures that are known here"
-        )
-        return None, note(f"the card of {drafter or 'no drafter'} {for_others}", about="block size by users")
+        figures = f"has figures for {known} users, not for {users}" if known else "has no figures that are known here"
+        return None, note(f"the card of {card['drafter']} {figures}", about=about)
     won = Counter(fastest.values()).most_common()
     named = ", ".join(f"block {block} in {n} of {len(fastest)} tasks" for block, n in won)
-    return won[0][0], note(
-        f"fastest with {users} users on {card['drafter']}'s card: {named}", about="block size by users"
-    )
+    return won[0][0], note(f"fastest with {users} users on {card['drafter']}'s card: {named}", about=about)
 
 
 def _start_command(target: str | None, drafter: str | None, flags: Sequence[str]) -> str:

@@ -51,13 +51,11 @@ def merged(flags: Sequence[str]) -> list[str]:
     """Return the flags behind those of a ``--config`` file, as SGLang merges them; DFlashError for a bad file."""
     if "--config" not in flags:
         return list(flags)
-    from yaml import YAMLError
-
-    from sglang_dflash.upstream.flags import ConfigArgumentMerger
+    from sglang_dflash.upstream.flags import ConfigArgumentMerger, yaml
 
     try:
         return [*ConfigArgumentMerger(sglang_parser()).merge_config_with_args(list(flags))]
-    except (ValueError, OSError, YAMLError) as refused:
+    except (ValueError, OSError, yaml.YAMLError) as refused:
         raise DFlashError(f"--config: {refused}", remedy="name a YAML file of server flags") from None
 
 

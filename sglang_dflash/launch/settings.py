@@ -82,14 +82,14 @@ class Settings:
         """Raise DFlashError for a switch's unknown word or, if our worker may serve, a number out of its limits."""
         for name, words in _WORDS.items():
             if self.variable(name) not in ("", *words):
-                value = f"{name}={self.variable(name)!r} is none of {', '.join(words)}"
-                raise DFlashError(value, remedy=f"unset {name}")
+                problem = f"{name}={self.variable(name)!r} is none of {', '.join(words)}"
+                raise DFlashError(problem, remedy=f"unset {name}")
         for name, (least, most) in {} if self.wants_builtin else _LIMITS.items():
             value, flag = getattr(self, name, None), flag_of(name)
             if value is not None and not (isinstance(value, int | float) and least <= value <= most):
                 limits = f"from {least}" if least >= 1 else "above 0"
-                value = f"{flag} {value} is no number {limits} to {most}"
-                raise DFlashError(value, remedy=f"correct it, or leave {flag} out")
+                problem = f"{flag} {value} is no number {limits} to {most}"
+                raise DFlashError(problem, remedy=f"correct it, or leave {flag} out")
 
     @property
     def wants_builtin(self) -> bool:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # Distributions that an installed SGLang has, whatever build of it: the core names no version of them.
 WITH_SGLANG = {
     *("sglang", "torch", "triton", "transformers", "safetensors", "huggingface_hub", "compressed_tensors"),
-    *("numpy", "prometheus_client", "psutil", "yaml"),
+    *("numpy", "prometheus_client", "psutil"),
 }
 RESOLVE = """
 import sys
