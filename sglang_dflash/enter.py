@@ -41,7 +41,6 @@ def worker_for(server_args: ServerArgs) -> type | None:
     if not isinstance(decided, str):
         raise DFlashError(
             "the server arguments hold no DFLASH plan",
-            expected="the plan that sglang-dflash makes in the launching process",
             remedy="install sglang-dflash where the server is launched too, in the same version",
         )
     return None

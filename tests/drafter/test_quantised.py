@@ -186,5 +186,5 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_an_unserved_quantisation_is_refused_by_name(declared: dict[str, Any], words: str) -> None:
     with pytest.raises(DFlashError) as raised:
         parse(declared)
-    assert words in raised.value.value
+    assert words in raised.value.problem
     assert "plain weights" in raised.value.remedy

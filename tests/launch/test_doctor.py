@@ -121,5 +121,5 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "torch       2.13.0+cu130\n" in text
     patched = Installation(GPUS["h100"], [], None, [PATCHED])
     assert [*patched.lines(verbose=True)][-1] == PATCHED and PATCHED not in [*patched.lines()]
-    chosen = Builtin("SGLANG_DFLASH=builtin", expected="unset", remedy="unset it")
+    chosen = Builtin("SGLANG_DFLASH=builtin", remedy="unset it")
     assert Installation(GPUS["h100"], [], chosen).worker == "SGLang's own"

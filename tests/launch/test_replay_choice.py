@@ -87,7 +87,7 @@ def test_a_replay_that_is_requested_and_ruled_out_is_refused(
         with pytest.raises(DFlashError) as caught:
             planned(*NAMED, *flags.split(), *requests[0].split())
         request = FLAG if requests[0] else f"{SWITCH}=1"
-        assert caught.value.value == f"{request}, but {kept_by}" and f"leave {request} out" in caught.value.remedy
+        assert caught.value.problem == f"{request}, but {kept_by}" and f"leave {request} out" in caught.value.remedy
 
 
 def test_a_target_without_recurrent_states_has_neither() -> None:

@@ -198,7 +198,6 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
         if logits > torch.cuda.mem_get_info(target.device)[0]:
             raise DFlashError(
                 f"{size(free)} of device memory are free, too little for {rows} rows of {vocab} logits",
-                expected=f"memory for {target.max_running_requests} greedy requests",
                 remedy="lower --mem-fraction-static or --max-running-requests",
             ) from None
         peak = division.sampling(rows, vocab)
