@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash import __version__
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import old_flags, told
 from sglang_dflash.launch.asked import OUR_BACKEND
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.model import capture
 from sglang_dflash.upstream import check_version, hooks, read_record
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.launch import HookRegistry
+from sglang_dflash.upstream.launch import HookRegistry, get_parallel
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -41,13 +43,33 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
-        plan = read_record(server_args)
+        compare_nodes(plan := read_record(server_args))
         if isinstance(plan, ServingPlan):
             enter_scheduler(plan)
             return our_worker()
         if plan is None:
             told.leave(server_args, "its arguments were resolved in a process that did not load the plugin dflash")
     return original(algorithm, server_args)
+
+
+def compare_nodes(record: object) -> None:
+    """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
+    if get_parallel().nnodes == 1:
+        return
+    from sglang.srt.distributed.parallel_state import get_world_group
+
+    mine = {"version": __version__, "SGLang's worker": record}
+    if isinstance(record, ServingPlan):
+        mine |= {**vars(record), "SGLang's worker": None, "files": None}  # folders may differ
+    ranks = get_world_group().all_gather_object({name: repr(value) for name, value in mine.items()})
+    for name in mine:
+        values = dict.fromkeys(rank.get(name, "") for rank in ranks)
+        if len(values) > 1:
+            raise DFlashError(
+                f"the nodes have different plans: {name} is {' and '.join(values)}",
+                expected="the same plan on each node",
+                remedy="start every node with the same flags, SGLANG_DFLASH variables, drafter and packages",
+            )
 
 
 HOOKS = Hooks(  # of every process, before there is a plan
