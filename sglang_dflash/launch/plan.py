@@ -117,6 +117,13 @@ class ServingPlan:
     verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
     state_dtype: str | None = None  # of replayed states
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
+        from sglang_dflash.upstream.launch import load_plugins
+
+        load_plugins()
+        self.__dict__.update(state)
+
     @property
     def drafted(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""

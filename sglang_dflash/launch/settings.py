@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from sglang_dflash.drafter.checkpoint import parse_object
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import BUILTIN, SWITCH
 
-SWITCH = "SGLANG_DFLASH"
-BUILTIN, OURS = "builtin", "sglang-dflash"
+OURS = "sglang-dflash"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
