@@ -57,7 +57,7 @@ class Installation:
         return [each if name == "device" else f"{name} {each}" for name, each in new.items()]
 
     def as_json(self) -> dict[str, Any]:
-        problem = self.problem and {"value": self.problem.value, "fix": self.problem.remedy}
+        problem = self.problem and {"value": self.problem.problem, "fix": self.problem.remedy}
         found = {"problem": problem, "worker": self.worker, "device": asdict(self.device), "untested": self.untested}
         return (
             found
@@ -69,7 +69,7 @@ class Installation:
         if self.problem is None:
             yield f"sglang-dflash {__version__} serves DFLASH on {self.device.name}."
         else:
-            yield f"sglang-dflash {__version__} does not serve DFLASH here: {self.problem.value}."
+            yield f"sglang-dflash {__version__} does not serve DFLASH here: {self.problem.problem}."
             yield f"Fix: {self.problem.remedy}."
         found = self.as_json()
         if self.untested:

@@ -28,7 +28,7 @@ def _trained_for(launch: Launch) -> Iterator[Finding]:
     if base_name(trained) in served:
         of_base = card and model_name(target) not in (model_name(trained), base_name(target))
         level, whose = (note, f", the base model of {target}") if of_base else (ok, "")
-        yield level(f"{drafter} was trained for {trained}{whose}")
+        yield level(f"{drafter} was trained for {trained}{whose}", remedy="none needed")
     elif card_of_target(target) or own or not launch.target_files.is_local:  # the name of a folder proves nothing
         right = card_of_target(target)
         yield warn(
@@ -52,7 +52,6 @@ def _code(launch: Launch) -> Iterator[Finding]:
     if launch.settings.trust_remote_code and isinstance(named, Mapping) and _CODE in named:
         yield error(
             f"--trust-remote-code would run the drafter's own code ({_CODE} {named[_CODE]!r} in its config.json)",
-            expected="a drafter without code: sglang-dflash has the drafter's model built in",
             remedy=f"take {_CODE} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
         )
 
@@ -60,11 +59,7 @@ def _code(launch: Launch) -> Iterator[Finding]:
 def _same(key: str, targets_key: str, launch: Launch) -> Iterator[Finding]:
     ours, theirs = getattr(launch.drafter, key), launch.text.get(targets_key)
     if ours not in (theirs, None):
-        yield error(
-            f"{key} {ours} of the drafter, {theirs} of the target",
-            expected="the same: the drafter uses the target's embedding, LM head and hidden states",
-            remedy=ITS_DRAFTER,
-        )
+        yield error(f"{key} {ours} of the drafter, {theirs} of the target", remedy=ITS_DRAFTER)
     elif ours is not None:
         yield ok(f"{ours} = {theirs}")
 
@@ -75,8 +70,7 @@ def _layer_ids(launch: Launch) -> Iterator[Finding]:
         # SGLang captures a layer's output at the next layer's input
         if layer >= actual - 1:
             yield error(
-                f"target_layer_ids {ids}: {layer} cannot be captured in a target of {actual} layers",
-                expected=f"layers 0 to {actual - 2}",
+                f"target_layer_ids {ids}: {layer} is outside 0 to {actual - 2}, the layers that can be captured",
                 remedy=ITS_DRAFTER,
             )
     if max(ids, default=0) < actual - 1:
@@ -86,11 +80,7 @@ def _layer_ids(launch: Launch) -> Iterator[Finding]:
 def _mask_token(launch: Launch) -> Iterator[Finding]:
     token, rows = launch.drafter.mask_token_id, launch.text.get("vocab_size")
     if isinstance(rows, int) and token >= rows:
-        yield error(
-            f"mask_token_id {token}, the target's embedding has {rows} rows",
-            expected=f"an id from 0 to {rows - 1}",
-            remedy=ITS_DRAFTER,
-        )
+        yield error(f"mask_token_id {token} is outside the target's {rows} embedding rows", remedy=ITS_DRAFTER)
     else:
         yield ok(f"{token} of {rows}")
 
@@ -100,7 +90,6 @@ def _block(launch: Launch) -> Iterator[Finding]:
     if trained is None and block is None:
         yield error(
             "block_size is missing in the drafter's config.json and no flag sets it",
-            expected="a block size",
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     elif trained is None or block is None or block <= trained:
@@ -110,8 +99,7 @@ def _block(launch: Launch) -> Iterator[Finding]:
     else:
         yield error(
             f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
-            expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
-            remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
+            remedy=f"set {trained} or less, or add --speculative-adaptive to copy the rest",
         )
 
 
@@ -137,7 +125,6 @@ def _candidates(launch: Launch) -> Iterator[Finding]:
     if top_k > smallest:
         yield error(
             f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
-            expected="a vocabulary with as many tokens on every rank",
             remedy="lower --tp-size",
         )
 
@@ -147,7 +134,6 @@ def _context(launch: Launch) -> Iterator[Finding]:
     if configured < context:
         yield warn(
             f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
-            expected=f"a context of at most {configured} tokens for the published accept length",
             remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
         )
     else:
@@ -157,11 +143,7 @@ def _context(launch: Launch) -> Iterator[Finding]:
 def _tensors(launch: Launch) -> Iterator[Finding]:
     tensors = launch.drafter_files.tensors
     if tensors is None:
-        yield note(
-            "no safetensors header can be read",
-            expected="a safetensors checkpoint",
-            remedy="none needed: names and shapes are checked at load time",
-        )
+        yield note("no safetensors header can be read", remedy="none needed: names and shapes are checked at load time")
         return
     report = LoadReport(launch.drafter)
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
@@ -172,8 +154,7 @@ def _tensors(launch: Launch) -> Iterator[Finding]:
 def _dtype(launch: Launch) -> Iterator[Finding]:
     if launch.dtype == "float16":
         yield warn(
-            "the pair is served in float16",
-            expected="bfloat16 or float32: hidden states of Qwen3 targets overflow float16 and acceptance collapses",
+            "the pair is served in float16, which hidden states of Qwen3 targets overflow: few drafts are accepted",
             remedy="set --dtype bfloat16 (or float32: SGLang's auto serves float32 checkpoints in float16)",
         )
 
@@ -183,7 +164,6 @@ def _drafter_quantisation(launch: Launch) -> Iterator[Finding]:
     if layers not in (None, PLAIN_LAYERS):
         yield warn(
             f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            expected="plain layers, into which a quantised drafter is dequantised",
             remedy="leave the flag out, or compare the accept length with and without it",
         )
 
@@ -200,17 +180,9 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
 def _tokenizer(launch: Launch) -> Iterator[Finding]:
     ours, theirs = launch.drafter_files.json("tokenizer.json"), launch.tokenizer
     if theirs is None:
-        yield warn(
-            "the target has no tokenizer.json",
-            expected="the tokenizer that the drafter was trained with",
-            remedy="check --tokenizer-path",
-        )
+        yield warn("the target has no tokenizer.json", remedy="check --tokenizer-path")
     elif ours is not None and (_added_tokens(ours), _words(ours)) != (_added_tokens(theirs), _words(theirs)):
-        yield error(
-            "the drafter's tokenizer.json differs from the target's",
-            expected="one tokenizer: drafted ids are the target's ids",
-            remedy=ITS_DRAFTER,
-        )
+        yield error("the drafter's tokenizer.json differs from the target's", remedy=ITS_DRAFTER)
 
 
 def _words(tokenizer: Mapping[str, Any]) -> Any:
@@ -223,9 +195,7 @@ def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
         return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DFlashError(
-            f"added_tokens of a tokenizer.json cannot be read ({error!r})",
-            expected="an id and a content in each entry",
-            remedy="download the model again",
+            f"added_tokens of a tokenizer.json cannot be read ({error!r})", remedy="download the model again"
         ) from None
 
 

@@ -19,8 +19,7 @@ def dtype_bytes(name: Any) -> float:
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
-            f"the dtype {name}",
-            expected=f"one of {', '.join(DTYPE_BYTES)}",
+            f"the dtype {name} is none of {', '.join(DTYPE_BYTES)}",
             remedy="check --dtype, --mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE and the target's config.json",
         )
     return found

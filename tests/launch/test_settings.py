@@ -44,7 +44,7 @@ def test_settings_record_the_names_that_are_read() -> None:
 def test_a_word_that_a_server_does_not_accept_is_an_error(words: str, found: str, remedy: str) -> None:
     with pytest.raises(DFlashError) as caught:
         parse(*words.split())
-    assert found in caught.value.value and remedy in caught.value.remedy
+    assert found in caught.value.problem and remedy in caught.value.remedy
 
 
 def test_a_cards_command_can_be_pasted_after_the_models() -> None:
