@@ -84,7 +84,7 @@ def test_flags_that_are_not_read_or_in_part_are_named_and_those_that_cannot_matt
 
     for words in ("--enable-lora", "--enable-hierarchical-cache", "--moe-runner-backend triton"):
         assert words.split()[0] in named(f"--tp-size 2 {words}")
-    silent = "--host 0.0.0.0 --port 80 --api-key k --served-model-name m --enable-metrics"
+    silent = "--host 0.0.0.0 --port 80 --api-key k --served-model-name m --enable-metrics --random-seed 1"
     assert named(silent) == "" == named("--tp-size 2")
     assert named("--speculative-num-steps 7") == "--speculative-num-steps has no effect with DFLASH"
 
