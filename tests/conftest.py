@@ -5,7 +5,7 @@ the other engine tests and what Triton compiles or interprets for minutes.
 
 Tests that use the same session or module fixture run in the same worker of pytest-xdist (``--dist loadgroup``); other
 engine tests run by themselves, and the others of a file run together. One worker begins with the largest group of
-servers, the other with the quick files (``--no-loadscope-reorder``).
+servers, the other with quick files; other servers start halfway (``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ SHORT = tuple(
         "serving/test_dflash_reference.py::test_committed_recurrent_state_equals_a_fresh_prefill",
         # Blocks of any width with copies; features of requests; streams; gRPC
         "worker/test_copies_engine.py::test_repeats_are_copied_and_the_text_stays",
-        "serving/test_requests.py::test_the_answer_is_plain_decodings",
+        *(
+            f"serving/test_requests.py::test_the_answer_is_plain_decodings[random_widths_hybrid-{case}]"
+            for case in ("nothing special", "json schema", "custom processor with state")
+        ),
         "serving/test_streams.py::test_a_stream_is_plain_decodings[random_widths_hybrid-/v1/chat/completions]",
         "launch/test_entries.py::test_grpc",
         # A draft window in a ring; released memory
@@ -118,7 +121,10 @@ class Groups:
             group_of[item] = name_of[min(used[item])] if used[item] else alone
         sizes = Counter(group_of[item] for item in items if item.get_closest_marker("engine"))
         largest = max(sizes, key=sizes.__getitem__, default=None)
-        items.sort(key=lambda item: (group_of[item] != largest, is_long(item)))
+        quick = [item for item in items if not is_long(item)]
+        first = {group_of[item] for item in quick[: len(quick) // 2]}
+        # The largest, quick files, other long ones, quick files
+        items.sort(key=lambda item: group_of[item] != largest and (1 if group_of[item] in first else 3 - is_long(item)))
         if getattr(config.option, "loadgroup", False):  # of a worker; the mark of pytest-xdist precedes the selection
             for item in items:
                 item._nodeid = f"{item.nodeid}@{group_of[item]}"

@@ -58,6 +58,7 @@ def test_a_short_test_exists(name: str) -> None:
     assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text()
 
 
+@pytest.mark.engine
 def test_a_shared_server_that_ended_is_named_with_its_log(tmp_path: Path) -> None:
     output, _ = run(tmp_path, HTTP, "-n", "0").communicate(timeout=120)
     assert "1 failed, 1 passed" in output

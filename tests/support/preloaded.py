@@ -7,6 +7,7 @@ SGLang, its plugins and this package itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import setproctitle
 
 _LIBRARIES = (
@@ -37,7 +39,7 @@ _LIBRARIES = (
 )
 # Read by the interpreter, or while a library is imported.
 _READ_EARLY = ("GOMP", "HF_", "KMP", "LD_", "MKL", "OMP", "PYTORCH", "TORCH", "TRANSFORMERS", "TRITON")
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _FREE_DESCRIPTORS = 600  # above those that a request names
 _ASKING = threading.Lock()
 _TESTS = Path(__file__).parents[1]
@@ -133,10 +135,17 @@ def _fork(zygote: socket.socket, request: dict[str, Any], descriptors: dict[int,
 
 
 def _serve(asker: socket.socket) -> dict[str, Any]:
-    """Fork on each request, until the asker ends; return the request in the fork."""
+    """Fork on each request, until the asker ends; return the request in the fork.
+
+    Then kill the sessions that it started: an interrupted run of tests skips its finalisers.
+    """
+    started: list[psutil.Process] = []
     while True:
         message, received, *_ = socket.recv_fds(asker, 1 << 20, 64)
         if not message:
+            for process in filter(psutil.Process.is_running, started):
+                with contextlib.suppress(ProcessLookupError):  # of another session: a scheduler, say
+                    os.killpg(process.pid, signal.SIGKILL)
             os._exit(0)
         reading, writing = os.pipe()
         between = os.fork()
@@ -159,7 +168,10 @@ def _serve(asker: socket.socket) -> dict[str, Any]:
                 os.close(descriptor)
             return request
         os.waitpid(between, 0)
-        asker.send(os.read(reading, 32))
+        pid = os.read(reading, 32)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started.append(psutil.Process(int(pid)))
+        asker.send(pid)
         for descriptor in (reading, writing, *received):
             os.close(descriptor)
 
@@ -174,8 +186,6 @@ def _run(request: dict[str, Any]) -> None:
         exec(request["code"], {"__name__": "__main__"})
         return
     os.setsid()
-    # A run of tests that is interrupted or killed skips its finalisers. SGLang's processes end with their server.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if not request["imports"]:
         os.execvpe(request["command"][0], request["command"], request["environment"])
     sys.path[:1] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
