@@ -67,7 +67,6 @@ def compare_nodes(record: object) -> None:
         if len(values) > 1:
             raise DFlashError(
                 f"the nodes have different plans: {name} is {' and '.join(values)}",
-                expected="the same plan on each node",
                 remedy="start every node with the same flags, SGLANG_DFLASH variables, drafter and packages",
             )
 

@@ -95,7 +95,6 @@ def activate() -> str | None:
     if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         raise DFlashError(
             f"SGLANG_PLATFORM={PLATFORM_NAME} on a machine with {reason}",
-            expected="a machine, or a process, that sees no accelerator",
             remedy='unset SGLANG_PLATFORM to use the accelerator, or hide it (CUDA_VISIBLE_DEVICES="")',
         )
     log = logger.warning if "cannot use it" in reason else logger.info

@@ -188,18 +188,13 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
     if resumes_retracted(launch) and not launch.settings.disable_overlap_schedule:
         yield note(
             "off: retracted requests of a hybrid target would resume with a state ahead of their tokens",
-            expected="--disaggregation-decode-retraction-backup none, which aborts such requests",
             remedy="none needed",
         )
 
 
 def check_backup(launch: Launch) -> Iterator[Finding]:
     if backs_up_drafter(launch):
-        yield note(
-            "backed up in host memory while the server sleeps",
-            expected="--enable-weights-cpu-backup, or a trainer that writes the drafter too after a resume",
-            remedy="none needed",
-        )
+        yield note("backed up in host memory while the server sleeps", remedy="none needed")
 
 
 def backs_up_drafter(launch: Launch) -> bool:

@@ -98,13 +98,13 @@ class Settings:
         """Raise DFlashError for a switch's unknown word or, if our worker may serve, a number out of its limits."""
         for name, words in _WORDS.items():
             if self.variable(name) not in ("", *words):
-                expected = ", ".join([*words, "or unset"])
-                raise DFlashError(f"{name}={self.variable(name)!r}", expected=expected, remedy=f"unset {name}")
+                problem = f"{name}={self.variable(name)!r} is not {' or '.join(words)}"
+                raise DFlashError(problem, remedy=f"unset {name}")
         for name, (least, most) in {} if self.wants_builtin else _LIMITS.items():
             value, flag = getattr(self, name, None), flag_of(name)
             if value is not None and not (isinstance(value, int | float) and least <= value <= most):
-                expected = f"a number {f'from {least}' if least >= 1 else 'above 0'} to {most}"
-                raise DFlashError(f"{flag} {value}", expected=expected, remedy=f"correct it, or leave {flag} out")
+                problem = f"{flag} {value} is outside {least if least >= 1 else 0} to {most}"
+                raise DFlashError(problem, remedy=f"correct it, or leave {flag} out")
 
     @property
     def wants_builtin(self) -> bool:

@@ -189,7 +189,7 @@ def refuse_without_accelerator() -> None:
     if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
-            "SGLang serves with its CPU engine", expected="a CUDA GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
+            "SGLang serves with its CPU engine, not on a GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
         )
 
 

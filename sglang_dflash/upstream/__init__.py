@@ -49,8 +49,7 @@ def check_version() -> str | None:
         if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
             return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
-        f"SGLang {found or 'not installed'}",
-        expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
+        f"SGLang is {found or 'not installed'}, and sglang-dflash {__version__} is for {TESTED_SGLANG}",
         remedy=f"{_WAY_BACK}, install sglang=={TESTED_SGLANG}, or set {ALLOW_ANY_VERSION}=1 to try this pair",
     )
 
@@ -60,6 +59,5 @@ def misfit(error: Exception) -> DFlashError:
     return DFlashError(
         f"SGLang {installed_version()} differs from what sglang-dflash {__version__} needs "
         f"({type(error).__name__}: {error})",
-        expected=f"the names of SGLang {TESTED_SGLANG}, in modules that this machine can import",
         remedy=f"{_WAY_BACK}, or install sglang=={TESTED_SGLANG}",
     )
