@@ -22,7 +22,7 @@ from sglang_router.router_args import RouterArgs
 
 from sglang_dflash import __version__
 from sglang_dflash.causes import FIXES
-from sglang_dflash.check.cli import app
+from sglang_dflash.check.cli import COMMANDS, app, loaded
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
@@ -154,7 +154,8 @@ def options(command: click.Command) -> set[str]:
     return found.union(*map(options, getattr(command, "commands", {}).values()), {"--help"})
 
 
-OURS = typer.main.get_command(app)
+OURS = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+OURS |= {name: typer.main.get_command(loaded(point)) for name, point in COMMANDS.items()}
 OF_SERVER = {*sglang_parser()._option_string_actions, *RENAMED}
 ROUTER = argparse.ArgumentParser()
 RouterArgs.add_cli_args(ROUTER)
@@ -166,7 +167,7 @@ OF_OTHERS |= set(ROUTER._option_string_actions) | {"--gpus", "--prerelease"}  # 
 def test_flags_exist(page: Path) -> None:
     """Of the server, our commands, the launch scripts and SGLang's router."""
     named = set(re.findall(FLAG.pattern + r"(?![\w-]|\*)", TEXT[page]))
-    assert named <= OF_SERVER | OF_OTHERS | options(OURS)
+    assert named <= OF_SERVER | OF_OTHERS.union(*map(options, OURS.values()))
 
 
 def shown(page: Path, command: str) -> list[str]:
@@ -178,7 +179,7 @@ def shown(page: Path, command: str) -> list[str]:
 def test_commands_take_the_flags_that_a_page_shows(page: Path) -> None:
     for rest in shown(page, "sglang-dflash"):
         command = rest.split()[0]
-        known = options(OURS.commands[command]) | (OF_SERVER if command == "check" else set())
+        known = options(OURS[command]) | (OF_SERVER if command == "check" else set())
         assert set(FLAG.findall(rest.partition('"')[0])) <= known, rest
     for rest in shown(page, "python -m sglang.launch_server"):
         assert set(FLAG.findall(re.sub(r"\$\([^)]*\)", "", rest))) <= OF_SERVER, rest
