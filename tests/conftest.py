@@ -201,7 +201,10 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
     folder = tmp_path_factory.mktemp("dflash")
-    flags, plugin = ("--enable-metrics", "--decode-log-interval", "1"), with_plugin(folder, "faults", "headers")
+    flags, plugin = (
+        ("--enable-metrics", "--decode-log-interval", "1"),
+        with_plugin(folder, "faults", "headers", "memory"),
+    )
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
@@ -245,7 +248,7 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
     It ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("windowed")
-    environment = {**with_plugin(folder, "drafts"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    environment = {**with_plugin(folder, "drafts", "memory"), "PYTHONPATH": path_with("plugin", "memory_saver")}
     environment = with_refusals(environment)
     with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
         yield server
@@ -256,7 +259,7 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 def copies_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same without a drafter."""
     folder = tmp_path_factory.mktemp("copies")
-    plugin = with_plugin(folder, "history", "headers")
+    plugin = with_plugin(folder, "history", "headers", "memory")
     with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter=None, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0

@@ -103,7 +103,7 @@ class Pools:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
+        """Bytes of whole pools."""
         return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
     @property

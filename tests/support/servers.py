@@ -156,6 +156,8 @@ FEATURES = (
 _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
 # Another width at each step.
 RANDOM_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "random_width.json"))
+# Blocks of 16, with copies.
+ONE_WIDTH = (*_ADAPTIVE, str(preloaded.WIDTHS / "16.json"))
 # Always the full block, with copies: a block may be wider than the drafter's.
 WIDE_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "widest.json"))
 # Blocks of up to twice the drafter's width; overrides an earlier flag.
@@ -329,7 +331,7 @@ def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
 
 
 def assert_memory_as_estimated(estimate: dict[str, int], allocated: dict[str, int]) -> None:
-    """Compare an estimate with ``memory_bytes`` of :func:`worker_info`."""
+    """Compare an estimate with ``memory_bytes`` of the plugin's mode ``memory``."""
     assert estimate.keys() == allocated.keys()
     for pool, size in allocated.items():
         print(f"{pool}: {size} bytes allocated, {estimate[pool]} estimated")
