@@ -23,7 +23,7 @@ class DFlashError(ValueError):
         remedy: the next thing to do, as an instruction.
     """
 
-    def __init__(self, value: str, expected: str, remedy: str) -> None:
+    def __init__(self, value: str, expected: str = "", remedy: str = "") -> None:
         self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
         super().__init__(self.value, self.expected, remedy)
 
