@@ -127,6 +127,11 @@ class Pools:
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.sizing.state else 0
 
     @property
+    def longest(self) -> int:
+        """Tokens of one conversation, while no other request runs."""
+        return min(self.sizing.context, self.kv.per_request(1)[0])
+
+    @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
         """What prevents one more request. States and scratch share a budget: the larger of the two."""
         if self.running >= self.sizing.max_running:
