@@ -103,7 +103,7 @@ class Pools:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
+        """Bytes of whole pools."""
         return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
     @property
@@ -125,6 +125,11 @@ class Pools:
         """
         slots = self.sizing.slots_per_request
         return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.sizing.state else 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of one conversation, while no other request runs."""
+        return min(self.sizing.context, self.kv.per_request(1)[0])
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:

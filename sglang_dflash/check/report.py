@@ -126,7 +126,8 @@ class Report:
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
             sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
             ended = f", limited by {limit}" if sliding else ""
-            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
+            conversation = f"; one conversation of {pools.longest:,} tokens"
+            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths}{conversation})"]
             if pools.sizing.state and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
             yield f"  {', '.join(parts)}"
@@ -160,7 +161,12 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
-    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by, "prefixes": pools.prefixes}
+    return asdict(pools) | {
+        "bytes": pools.bytes,
+        "capped_by": pools.capped_by,
+        "prefixes": pools.prefixes,
+        "longest": pools.longest,
+    }
 
 
 def _requests(number: int) -> str:

@@ -56,7 +56,8 @@ def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str
     pair, _, drafter = pair.partition(" ")
     models, flags = (target_path(pair), drafter_path(pair, drafter or "good")), [*SIZES.split(), *words.split()]
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
-    with running(tmp_path, "--model-path", str(models[0]), *draft, *flags) as server:
+    command = ("--model-path", str(models[0]), *draft, *flags)
+    with running(tmp_path, *command, **with_plugin(tmp_path, "memory")) as server:
         allocation = worker_info(server)["memory_bytes"]
     estimate = memory_estimate(*models, *flags)
     if "--tp-size" in words:
@@ -123,7 +124,9 @@ def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, wor
     report = preflight(replace(parse(flags, **models)[0], environ=variables), asked_about("cpu", 64))
     assert report.memory is not None, report.findings
     predicted = fit(report.memory.sizing, free + report.memory.sizing.weights)
-    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    environment = (
+        with_plugin(tmp_path, "free_bytes", "memory") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    )
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
     with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
         worker, tokens = worker_info(server), server.get("/server_info").json()["max_total_num_tokens"]
