@@ -163,7 +163,7 @@ def check_flags(launch: Launch) -> Iterator[Finding]:
             remedy="leave --quantization out",
             about="quantisation",
         )
-    if settings.enable_torch_compile and launch.kind is None and launch.drafter.selector_top_k:
+    if settings.enable_torch_compile and launch.foreign_type is None and launch.drafter.selector_top_k:
         yield warn(
             "--enable-torch-compile with a DFlash2 drafter: users report that the capture of CUDA graphs fails",
             remedy="leave --enable-torch-compile out",

@@ -62,7 +62,7 @@ def _block(launch: Launch) -> Iterator[Finding]:
         )
     if trained is None or block is None or block <= trained:
         return
-    if launch.widths is not None and launch.copies:
+    if launch.widths is not None:
         yield ok(f"{block}: {trained} drafted, the rest copied")
     else:
         yield error(
