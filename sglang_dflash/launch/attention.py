@@ -31,7 +31,7 @@ def default_backend(text: Mapping[str, Any], device: Device) -> str:
     return choices.get(device.capability[0], choices[0])
 
 
-def verify_obstacle(backend: str, text: Mapping[str, Any], major: int) -> str | None:
+def verify_obstacle(backend: str | None, text: Mapping[str, Any], major: int) -> str | None:
     """Return why a backend cannot verify a target's blocks on GPUs of a major compute capability, or None.
 
     Only what SGLang refuses late or not at all; it asserts the rest before it downloads weights.

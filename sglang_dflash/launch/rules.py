@@ -113,12 +113,11 @@ def _backend(name: str, launch: Launch) -> Iterator[Finding]:
     best = default_backend(launch.text, device)
     is_default = name == "attention_backend" and not any(getattr(settings, each) for each in _TARGET_BACKENDS)
     backend, text = best if is_default else getattr(settings, name), launch.text if name in _TARGET_BACKENDS else {}
-    if backend and (obstacle := verify_obstacle(backend, text, device.capability[0])):
-        served = next(
-            each for each in (best, "fa3", "triton") if verify_obstacle(each, text, device.capability[0]) is None
-        )
+    obstacles = {each: verify_obstacle(each, text, device.capability[0]) for each in (best, "fa3", "triton", backend)}
+    if obstacles[backend]:
         given = f"SGLang's choice {backend}" if is_default else f"{flag} {backend}"
-        yield error(f"{given} on {device.name}: {obstacle}", remedy=f"set {flag} {served}")
+        served = next(each for each, obstacle in obstacles.items() if obstacle is None)
+        yield error(f"{given} on {device.name}: {obstacles[backend]}", remedy=f"set {flag} {served}")
 
 
 def _draft_backend(launch: Launch) -> Iterator[Finding]:

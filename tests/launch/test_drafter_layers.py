@@ -15,7 +15,7 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch import told as launch
-from sglang_dflash.launch.plan import decide
+from sglang_dflash.launch.plan import decide, decision_of
 from sglang_dflash.launch.rules import LATE, judge
 from tests.support.cards import FOLDER
 from tests.support.configs import write_model

@@ -16,8 +16,19 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.errors import Finding
 from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.rules import judge
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import CONFIGURATIONS, MISSING, drafter, finding, launch_of, settings, target, write_model
+from tests.support.configs import (
+    CONFIGURATIONS,
+    MISSING,
+    RULES,
+    drafter,
+    finding,
+    launch_of,
+    settings,
+    target,
+    write_model,
+)
 from tests.support.trainers import config, tensors_of, write_target
 
 

@@ -44,7 +44,6 @@ GRAPHS = "1 2 4 8 16 32"  # batch sizes
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "greedy": ((f"{OURS}+{ONE_FORWARD_SWITCH}=1", BUILTIN, OURS, PLAIN), (), GREEDY),
     **{name: ((OURS, BUILTIN), (), sampling) for name, sampling in SAMPLING.items()},
-    "adaptive": (("adaptive:16", BUILTIN), (), GREEDY),
     "copies": (("adaptive:16", BUILTIN), (), GREEDY),
     "draft window": ((OURS, BUILTIN), WINDOW, GREEDY),
     "width 1": (("adaptive:16", PLAIN), (), GREEDY),
