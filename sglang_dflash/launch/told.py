@@ -42,15 +42,18 @@ _NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 
 
 @dataclass(frozen=True)
-class Told:
-    """Arguments of SGLang that this package replaces, by name."""
+class Changes:
+    """Arguments of SGLang that this package replaces, by name: before, during and after SGLang resolves speculation.
 
-    first: Mapping[str, Any]  # before SGLang resolves speculation, for good
-    meanwhile: Mapping[str, Any]  # only while it does
-    then: Mapping[str, Any]  # after it has
+    Those of ``during`` are restored after it.
+    """
+
+    before: Mapping[str, Any]
+    during: Mapping[str, Any]
+    after: Mapping[str, Any]
 
 
-def told_of_models(launch: Launch) -> dict[str, Any]:
+def changes_for_models(launch: Launch) -> dict[str, Any]:
     """Return what is replaced before SGLang reads the models."""
     changes: dict[str, Any] = {}
     if needs_bfloat16_states(launch):
@@ -64,29 +67,29 @@ def told_of_models(launch: Launch) -> dict[str, Any]:
     return changes
 
 
-def told_of_plan(launch: Launch, plan: ServingPlan) -> Told:
-    settings, first = launch.settings, dict[str, Any]()
+def changes_for_plan(launch: Launch, plan: ServingPlan) -> Changes:
+    settings, before = launch.settings, dict[str, Any]()
     if plan.own_attention:
-        first["speculative_draft_attention_backend"] = OUR_BACKEND
+        before["speculative_draft_attention_backend"] = OUR_BACKEND
     if plan.widths is not None:
         # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
-        first |= {"speculative_adaptive": False}
-        first |= dict.fromkeys(("speculative_num_draft_tokens", "speculative_dflash_block_size"), plan.block)
+        before |= {"speculative_adaptive": False}
+        before |= dict.fromkeys(("speculative_num_draft_tokens", "speculative_dflash_block_size"), plan.block)
     if not plan.overlap:
-        first["disable_overlap_schedule"] = True
+        before["disable_overlap_schedule"] = True
     if backs_up_drafter(launch):
-        first["enable_draft_weights_cpu_backup"] = True
+        before["enable_draft_weights_cpu_backup"] = True
     # SGLang reads the drafter's configuration, with the target's overrides, and requires a drafter
-    meanwhile: dict[str, Any] = {"json_model_override_args": "{}"}
+    during: dict[str, Any] = {"json_model_override_args": "{}"}
     if not plan.has_drafter:
-        meanwhile = {"speculative_draft_model_path": settings.model_path, "speculative_draft_model_revision": None}
-    then: dict[str, Any] = {}
+        during = {"speculative_draft_model_path": settings.model_path, "speculative_draft_model_revision": None}
+    after: dict[str, Any] = {}
     if plan.replay:
         # it would refuse a replay for DFLASH on these targets; its default dtype for one is float32, even if plain
         # decoding has another
-        then = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
-        then["mamba_ssm_dtype"] = plan.state_dtype
-    return Told(first, meanwhile, then)
+        after = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
+        after["mamba_ssm_dtype"] = plan.state_dtype
+    return Told(before, during, after)
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -108,7 +111,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     if _is_left(server_args, launch, EARLY):
         return
     check_sglang()
-    _declare(server_args, **(changes := told_of_models(launch)))
+    _declare(server_args, **(changes := changes_for_models(launch)))
     if view := changes.get("speculative_draft_model_path"):
         launch = launch.loaded_from(view)
     write_record(server_args, Decision(launch=launch))
@@ -126,11 +129,11 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     write_record(server_args, Decision(plan))
     if plan.own_attention:
         accept_our_backend()
-    told = told_of_plan(launch, plan)
-    restored = {name: getattr(launch.settings, name) for name in told.meanwhile}
-    _declare(server_args, **told.first, **told.meanwhile)
+    changes = changes_for_plan(launch, plan)
+    restored = {name: getattr(launch.settings, name) for name in changes.during}
+    _declare(server_args, **changes.before, **changes.during)
     previous(server_args)
-    _declare(server_args, **restored, **told.then)
+    _declare(server_args, **restored, **changes.after)
 
 
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:
