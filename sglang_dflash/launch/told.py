@@ -89,7 +89,7 @@ def changes_for_plan(launch: Launch, plan: ServingPlan) -> Changes:
         # decoding has another
         after = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
         after["mamba_ssm_dtype"] = plan.state_dtype
-    return Told(before, during, after)
+    return Changes(before, during, after)
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
