@@ -48,7 +48,7 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
             enter_scheduler(decided.plan)
             return our_worker()
         if decided.reason is None:
-            told.leave(server_args, "its arguments were resolved in a process that did not load the plugin dflash")
+            told.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
 
 

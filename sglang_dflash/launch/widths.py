@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sglang_dflash.launch.asked import Launch
 
 FLAG = "--speculative-adaptive-config"
-_FORM = 'write {"widths": [1, 2, 4, 8, 16]}'
 
 
 @dataclass(frozen=True)
@@ -52,20 +51,22 @@ def read_config(path: str | None) -> WidthConfig:
     if path is None:
         return WidthConfig()
     try:
-        return parse_config(read_object(Path(path)))
+        problem = _problem(found := read_object(Path(path)))
     except DFlashError as error:
-        raise DFlashError(f"{FLAG}: {error.problem}", error.remedy) from None
+        problem = error.problem
+    if problem:
+        raise DFlashError(f"{FLAG}: {problem}", remedy='write {"widths": [1, 2, 4, 8, 16]}, or leave the flag out')
+    return WidthConfig(tuple(sorted({*found.get("widths", ())})))
 
 
-def parse_config(found: dict[str, Any]) -> WidthConfig:
+def _problem(found: dict[str, Any]) -> str | None:
     for key in found.keys() - {"widths"}:
-        sglangs = " (a width is SGLang's steps plus 1; the server measures which is the fastest at each batch size)"
-        raise DFlashError(f"the key {key} is unknown", remedy=_FORM + sglangs * key.isdigit())
-    widths = found.get("widths", ())
-    are_widths = isinstance(widths, list) and all(type(width) is int and width >= 1 for width in widths)
-    if found and not (widths and are_widths):
-        raise DFlashError(f"widths is {json.dumps(widths)}, not a list of numbers from 1", remedy=_FORM)
-    return WidthConfig(tuple(sorted({*widths})))
+        sglangs = ": a width is SGLang's steps plus 1, and the server measures which is the fastest at each batch size"
+        return f"the key {key} is unknown" + sglangs * key.isdigit()
+    widths = found.get("widths", [1])
+    if widths and isinstance(widths, list) and all(type(width) is int and width >= 1 for width in widths):
+        return None
+    return f"widths is {json.dumps(widths)}, not a list of numbers from 1"
 
 
 def check_widths(launch: Launch) -> Iterator[Finding]:

@@ -184,5 +184,5 @@ def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCapt
     assert enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace()) is int
     assert caplog.messages == [
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
-        "its arguments were resolved in a process that did not load the plugin dflash"
+        "its arguments were resolved in a process without the plugin dflash"
     ]
