@@ -44,7 +44,7 @@ GRAPHS = "1 2 4 8 16 32"  # batch sizes
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "greedy": ((f"{OURS}+{ONE_FORWARD_SWITCH}=1", BUILTIN, OURS, PLAIN), (), GREEDY),
     **{name: ((OURS, BUILTIN), (), sampling) for name, sampling in SAMPLING.items()},
-    "copies": (("adaptive:16", BUILTIN), (), GREEDY),
+    "adaptive": (("adaptive:16", BUILTIN), (), GREEDY),
     "draft window": ((OURS, BUILTIN), WINDOW, GREEDY),
     "width 1": (("adaptive:16", PLAIN), (), GREEDY),
 }
@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # In addition to forwards, attention plans and the platform's functions
 KERNELS = (
-    "prepare_block view_rings take_drafts accept_block stage_block match_copies offer_copies penalize_block "
+    "prepare_block view_rings take_drafts accept_block stage_block match_copies take_copies penalize_block "
     "repeat_rows seeded_tokens leading_tokens"
 )
 DEVICE = (
