@@ -24,7 +24,7 @@ from sglang_dflash.drafter.formats import (
     require,
     text_config,
 )
-from sglang_dflash.errors import DFlashError, first_problem
+from sglang_dflash.errors import DFlashError
 
 __all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
 
@@ -146,8 +146,9 @@ class DrafterConfig(BaseModel):
         try:
             found = cls.model_validate(joined)
         except ValidationError as error:
-            key, expected = first_problem(error)
-            require(False, key, joined.get(key), expected)
+            first = error.errors(include_url=False, include_context=False)[0]
+            key, expected = str(first["loc"][0]), first["msg"].removeprefix("Input should be ")
+            require(False, key, joined.get(key), "as trained" if first["type"] == "missing" else expected)
             raise
         _check_together(found, keys, selects="DFlash2" in str(architecture(config)))
         return found

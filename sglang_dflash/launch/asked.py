@@ -15,7 +15,7 @@ from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.layers import Layers, count, has_mamba, layers_of
-from sglang_dflash.launch.settings import COPIES_SWITCH, DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.widths import WidthConfig, read_config
 
 DTYPE_BYTES: dict[str, float] = {
@@ -65,7 +65,7 @@ class Launch:
         return replace(self, settings=self.settings.changed(**changes))
 
     def loaded_from(self, view: str) -> Launch:
-        return replace(self, drafter_files=replace(self.loaded_files, name=view, revision=None))
+        return replace(self, drafter_files=replace(self.drafter_files, name=view, revision=None))
 
     @property
     def has_drafter(self) -> bool:
@@ -124,26 +124,15 @@ class Launch:
         return DrafterConfig.from_dict(self.drafter_files.config)
 
     @cached_property
-    def kind(self) -> str | None:
+    def foreign_type(self) -> str | None:
         """The type of a drafter that only SGLang's own worker serves, or None."""
         return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
-    def loaded_files(self) -> ModelFiles:
-        """As loaded: SGLang's own worker dequantises nothing."""
-        return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
-
-    @cached_property
     def widths(self) -> WidthConfig | None:
-        """Without a drafter the width is always adaptive: most steps copy nothing."""
+        """None for a fixed block, without copies. Without a drafter the width is adaptive: most steps copy nothing."""
         adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
-
-    @property
-    def copies(self) -> bool:
-        """Whether text that a request repeats is copied: by the variable, otherwise with adaptive widths."""
-        switch = self.settings.variable(COPIES_SWITCH)
-        return switch == "1" if switch else self.widths is not None
 
     @property
     def block(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, architecture, text_config
-from sglang_dflash.errors import Finding, builtin, error, first_true, ok
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.layers import has_mamba
 from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH
@@ -104,11 +104,11 @@ def check_switch(launch: Launch) -> Iterator[Finding]:
 def check_target(launch: Launch) -> Iterator[Finding]:
     published = launch.target_files.published
     if "DFlash" in str(architecture(published)) or "dflash_config" in published:
-        yield error(
+        raise DFlashError(
             f"the target {launch.target_files.name} is a DFLASH drafter",
             remedy="swap the two models" if launch.has_drafter else "name the model that it drafts for",
         )
-    _ = launch.kind  # raises for a drafter that SGLang does not serve as DFLASH either
+    _ = launch.foreign_type  # raises for a drafter that SGLang does not serve as DFLASH either
     if reason := LEFT.get(str(launch.text.get("model_type"))):
         yield builtin(reason)
     kind = unproven_kind(launch.target)
@@ -118,8 +118,6 @@ def check_target(launch: Launch) -> Iterator[Finding]:
 
 def check_worker(launch: Launch) -> Iterator[Finding]:
     settings = launch.settings
-    if launch.kind:
-        yield builtin(f"the drafter type is {launch.kind}")
     if launch.device.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
         yield builtin(f"the device is {settings.device}")
     if settings.attn_cp_size > 1 and settings.groups == 1:

@@ -94,7 +94,7 @@ def _block(launch: Launch) -> Iterator[Finding]:
         )
     elif trained is None or block is None or block <= trained:
         yield ok(f"{block or trained}, trained with {trained or 'an unknown one'}")
-    elif launch.widths is not None and launch.copies:
+    elif launch.widths is not None:
         yield ok(f"{block}: {trained} drafted, the rest copied")
     else:
         yield error(

@@ -12,13 +12,12 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import BUILTIN, SWITCH
 
 OURS = "sglang-dflash"
-COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
 _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS |= dict.fromkeys((COPIES_SWITCH, REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
+_WORDS |= dict.fromkeys((REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization

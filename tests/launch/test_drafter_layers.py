@@ -15,9 +15,8 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch import told as launch
-from sglang_dflash.launch.plan import decide
+from sglang_dflash.launch.plan import decide, decision_of
 from sglang_dflash.launch.rules import LATE, judge
-from sglang_dflash.upstream import read_record
 from tests.support.cards import FOLDER
 from tests.support.configs import write_model
 
@@ -80,8 +79,8 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
     assert args.speculative_draft_model_quantization == "unquant"
     config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
     assert "quantization_config" not in config
-    record = read_record(args)
-    assert isinstance(record, launch.Launch)
+    record = decision_of(args).launch
+    assert record is not None
     plan = decide(record)
     again = decide(launch.Launch.of(record.settings, GPUS["h200"]))  # from the folder that SGLang loads
     assert (plan.files, plan.drafter, plan.files.config) == (again.files, again.drafter, again.files.config)
@@ -91,8 +90,8 @@ def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path:
 def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGLANG_DFLASH", raising=False)
     args = resolved(tmp_path, drafter=QUANTISED)
-    record = read_record(args)
-    assert isinstance(record, launch.Launch)
+    record = decision_of(args).launch
+    assert record is not None
     changed = record.changed(device="cuda", enable_watermark=True)
     with pytest.raises(
         DFlashError, match="--enable-watermark is used, and SGLang's own worker does not dequantise"

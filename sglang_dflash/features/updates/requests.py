@@ -43,7 +43,7 @@ def load_drafter(drafter: Any, request: Any) -> tuple[bool, str]:
         if found[key] != value:
             problem = f"{key} is {found[key]!r} in the drafter {path}, and {value!r} in the served drafter"
             return False, str(DFlashError(problem, remedy="restart the server with this drafter"))
-    folder = str(plain_view(launch.loaded_files) or path)
+    folder = str(plain_view(launch.drafter_files) or path)
     success, message = drafter.weight_updater.update_weights_from_disk(folder, request.load_format)
     if success and embedding is not None:
         mask.copy_(embedding)
