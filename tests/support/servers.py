@@ -63,6 +63,9 @@ class Server:
     def post(self, path: str, body: dict[str, object] | None = None) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=600)
 
+    def describe_end(self) -> str:
+        return f"the server's exit code: {self.process.poll()}; its log:\n{self.log[-6000:]}"
+
     def family(self) -> list[psutil.Process]:
         """The server's process and everything it started."""
         root = psutil.Process(self.process.pid)
@@ -81,6 +84,9 @@ class Server:
         with self.log_path.open("ab") as log:
             self.process = preloaded.start([*self.command], log, dict(self.environment))
         _wait_until_healthy(self, self.health)
+
+
+_RUNNING: list[Server] = []
 
 
 @contextlib.contextmanager
@@ -105,14 +111,21 @@ def started(
     with log_path.open("wb") as log:
         process = preloaded.start(command, log, environment)
     server = Server(process, port, log_path, command, environment, health)
+    _RUNNING.append(server)
     try:
         _wait_until_healthy(server, health)
         yield server
     except (httpx.TransportError, AssertionError) as error:
-        error.add_note(f"the server's exit code: {server.process.poll()}; its log:\n{server.log[-6000:]}")
+        error.add_note(server.describe_end())
         raise
     finally:
+        _RUNNING.remove(server)
         server.kill()
+
+
+def ended() -> list[Server]:
+    """Return the servers that ended by themselves."""
+    return [server for server in _RUNNING if server.process.poll() is not None]
 
 
 def _wait_until_healthy(server: Server, health: str) -> None:
