@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from sglang_dflash.check.memory import SMALL_CHUNK, MemoryTable, divide, highest_fraction, prefill_chunk, sizing_of
-from sglang_dflash.check.pools import Pools
+from sglang_dflash.check.memory import SMALL_CHUNK, MemoryTable, highest_fraction, prefill_chunk, sizing_of
+from sglang_dflash.check.pools import Pools, fit
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE, TOKENS_PER_REQUEST
 from sglang_dflash.launch.settings import SLOTS, Settings, flag_of
@@ -137,4 +137,4 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
 
 def _pools(launch: Launch, memory: MemoryTable) -> Pools:
     static = int((launch.device.memory or 0) * (launch.settings.mem_fraction_static or memory.fraction))
-    return divide(sizing_of(launch), static)[0]
+    return fit(sizing_of(launch), static)

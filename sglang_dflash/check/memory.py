@@ -23,7 +23,7 @@ from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE
 from sglang_dflash.launch.layers import count, layers_of
 from sglang_dflash.launch.plan import decide
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
-from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
+from sglang_dflash.launch.states import CONV_DTYPE, replays, ring_length, state_dtype
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -40,7 +40,6 @@ class MemoryTable:
     fraction: float  # of the device's memory
     highest: float  # fraction that is proposed
     served: Pools
-    other: Pools | None  # with a hybrid target's states stored the other way
     weighed: bool  # whether headers state the size of the weights
 
 
@@ -61,9 +60,8 @@ def expected_memory(launch: Launch) -> MemoryTable:
     device, memory, highest = launch.device, launch.device.memory or 0, highest_fraction(launch)
     fraction = launch.settings.mem_fraction_static or (highest if device.is_unified else MEM_FRACTION)
     static = int(memory * fraction)
-    served, other = divide(sizing_of(launch), static)
     name = device.name if memory else f"{device.name}: sizes only"
-    return MemoryTable(name, static, fraction, highest, served, other, _is_weighed(launch))
+    return MemoryTable(name, static, fraction, highest, fit(sizing_of(launch), static), _is_weighed(launch))
 
 
 def highest_fraction(launch: Launch) -> float:
@@ -91,21 +89,11 @@ def prefill_chunk(launch: Launch) -> int:
     return launch.settings.chunked_prefill_size or chunk
 
 
-def divide(sizing: Sizing, static_bytes: float) -> tuple[Pools, Pools | None]:
-    """Return the division as served, and with states stored the other way."""
-    kept = fit(sizing, static_bytes)
-    if not sizing.replayed.records:  # no verify, or Mamba2
-        return kept, None
-    replayed = fit(sizing, static_bytes, replay=True)
-    return (replayed, kept) if sizing.replays else (kept, replayed)
-
-
 def sizing_of(launch: Launch) -> Sizing:
     """Return what one rank stores and its limits."""
     settings, drafter, plan = launch.settings, launch.drafter, decide(launch)
     dtype, tp = launch.dtype, settings.sharing
     kv_bytes, draft_kv_bytes = map(dtype_bytes, launch.kv_dtypes)
-    kept, replayed = _request_states(launch)
     running, slots = settings.running, slots_per_request(settings)
     states = settings.max_mamba_cache_size and settings.max_mamba_cache_size // settings.groups
     context = settings.context_length or launch.context or drafter.max_position_embeddings
@@ -118,8 +106,7 @@ def sizing_of(launch: Launch) -> Sizing:
         target_kv=target_kv,
         sliding=_sliding(launch, sliding_kv),
         draft_kv=draft_kv_per_token(drafter, kv_bytes=draft_kv_bytes, tp_size=tp),
-        kept=kept,
-        replayed=replayed,
+        state=_request_state(launch),
         block=plan.block,
         slots_per_request=slots,
         context=context,
@@ -131,7 +118,6 @@ def sizing_of(launch: Launch) -> Sizing:
         window=plan.window,
         in_transfer=in_transfer(settings),
         copies=plan.copies,
-        replays=plan.replay,
     )
 
 
@@ -151,21 +137,15 @@ def _sliding(launch: Launch, kv: int) -> Sliding | None:
     return Sliding(kv, window, settings.swa_full_tokens_ratio or SLIDING_SHARE, cap)
 
 
-def _request_states(launch: Launch) -> tuple[RequestState, RequestState]:
+def _request_state(launch: Launch) -> RequestState:
     settings, block = launch.settings, launch.block
     conv = settings.variable(CONV_DTYPE) or ("bfloat16" if launch.device.kind == "gpu" else launch.dtype)
     dtypes = {"recurrent_bytes": dtype_bytes(state_dtype(launch)), "conv_bytes": dtype_bytes(conv)}
     state = state_bytes(launch.text, **dtypes, tp_size=settings.sharing)
-    # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
-    may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
-    if settings.disaggregation_mode == "prefill" and not may_verify:
-        return RequestState(state.slot), RequestState(state.slot)
-    # a verify keeps the state after every position, or what every token wrote in a ring
-    kept, columns = block * state.recurrent, state.columns(block)
-    if not state.record:  # Mamba2
-        return (RequestState(state.slot, kept + columns),) * 2
-    written = max(settings.linear_replayssm_cache_len, ring_length(block)) * state.record
-    return RequestState(state.slot, kept + columns), RequestState(state.slot, written + columns, written)
+    if not replays(launch):  # a prefill server verifies nothing
+        return RequestState(state.slot)
+    records = max(settings.linear_replayssm_cache_len, ring_length(block)) * state.record
+    return RequestState(state.slot, records + state.columns(block), records)
 
 
 def _is_weighed(launch: Launch) -> bool:
@@ -236,7 +216,7 @@ class StateBytes:
     recurrent: int  # the matrices
     conv: int  # the last conv_kernel - 1 inputs of the convolution
     conv_column: int  # one of them
-    record: int = 0  # what one token writes: value, key and decay of every head; 0 if that is never replayed
+    record: int = 0  # what one token writes: value, key and decay of every head
 
     @property
     def slot(self) -> int:
@@ -272,27 +252,19 @@ def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int)
 
 
 def state_bytes(text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int) -> StateBytes:
-    """Return the recurrent state of one request in a target with gated delta nets or Mamba2, on one rank.
+    """Return the recurrent state of one request in a target with gated delta nets, on one rank.
 
     An element of a record takes 4 bytes: SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
     """
-    layers = layers_of(text)
-    if layers.mamba:
-        heads, head_dim, state = (count(text, key) for key in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"))
-        groups = count(text, "n_groups")
-        groups = tp_size if groups % tp_size else groups  # a copy on each rank
-        column = int((heads * head_dim + 2 * groups * state) // tp_size * conv_bytes)
-        matrices, record, window = heads // tp_size * head_dim * state, 0, count(text, "conv_kernel") - 1
-    elif layers.delta:
-        values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
-        value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
-        column = int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
-        record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
-        matrices, window = values // tp_size * value_dim * key_dim, count(text, "linear_conv_kernel_dim") - 1
-    else:
+    if not (layers := layers_of(text).delta):
         return StateBytes(0, 0, 0)
-    number = layers.mamba or layers.delta
-    return StateBytes(*(number * each for each in (int(matrices * recurrent_bytes), window * column, column, record)))
+    values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
+    value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
+    column = int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
+    record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
+    matrices = int(values // tp_size * value_dim * key_dim * recurrent_bytes)
+    window = (count(text, "linear_conv_kernel_dim") - 1) * column
+    return StateBytes(*(layers * each for each in (matrices, window, column, record)))
 
 
 def _heads_per_rank(heads: int, tp_size: int) -> int:

@@ -35,17 +35,13 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What one rank stores, in bytes per unit, and its limits.
-
-    ``kept``: a verify stores the state after every token; ``replayed``: what every token writes.
-    """
+    """What one rank stores, in bytes per unit, and its limits."""
 
     target_weights: int
     drafter_weights: int
     target_kv: int  # per token, without sliding layers that have their own pool
     draft_kv: int  # per token
-    kept: RequestState
-    replayed: RequestState
+    state: RequestState
     block: int  # positions
     slots_per_request: int  # of recurrent states
     context: int  # of the longest request
@@ -57,7 +53,6 @@ class Sizing:
     window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
-    replays: bool = False
     sliding: Sliding | None = None
 
     @property
@@ -78,7 +73,6 @@ class Pools:
     """Predicted pools of one rank in SGLang's units, without padding."""
 
     sizing: Sizing
-    replay: bool
     tokens: int  # 0 if memory does not hold one request
     state_slots: int
     running: int
@@ -86,7 +80,7 @@ class Pools:
 
     @property
     def state(self) -> RequestState:
-        return self.sizing.replayed if self.replay else self.sizing.kept
+        return self.sizing.state
 
     @property
     def held(self) -> int:
@@ -149,22 +143,20 @@ class Pools:
             return "--max-running-requests"
         if not self.state.slot or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.sizing.max_running if self.replay else self.running
-        scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
+        scratch, states = self.sizing.max_running * self.state.scratch, self.state_slots * self.state.slot
         return "verify scratch" if scratch > states else "recurrent states"
 
 
-def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
+def fit(sizing: Sizing, static_bytes: float) -> Pools:
     """Divide ``static_bytes`` as SGLang does; 0 requests if one does not fit."""
-    state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
-    slots, running = 0, sizing.max_running
-    if state.slot:
-        slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
+    slots, running, rest = 0, sizing.max_running, static_bytes - sizing.weights
+    if sizing.state.slot:
+        slots, running, rest = _fit_states(sizing, rest)
     tokens, sliding = _fit_tokens(sizing, rest - sizing.window_slots(running) * sizing.draft_kv)
     running = min(running, tokens // 2)
-    if state.slot:  # a decoding server has at least one per row
+    if sizing.state.slot:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
-    return Pools(sizing, replay, tokens if running else 0, slots, running, sliding if running else 0)
+    return Pools(sizing, tokens if running else 0, slots, running, sliding if running else 0)
 
 
 def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
@@ -179,22 +171,12 @@ def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
     return (tokens, own) if own > sliding.window + page else (0, 0)
 
 
-def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """State slots, running requests, and the bytes left for K/V.
+def _fit_states(sizing: Sizing, rest: float) -> tuple[int, int, float]:
+    """Return state slots, running requests, and the bytes left for K/V.
 
-    SGLang budgets a whole slot per block position.
+    SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them.
     """
-    slots, block = sizing.max_states, sizing.block if state.scratch else 0
-    if slots is None:
-        budget = max(0.0, rest) * sizing.state_share / (1 + sizing.state_share) - state.slot * (1 + block)
-        slots = max(0, int(budget // (state.slot * (1 + block / sizing.slots_per_request))))
-    running = min(sizing.max_running, slots // sizing.slots_per_request)
-    return slots, running, rest - state.slot * ((running + 1) * block + slots + 1)
-
-
-def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them."""
-    rows = sizing.max_running + 1
+    state, rows = sizing.state, sizing.max_running + 1
     rest -= rows * (state.scratch - state.records) + (sizing.in_transfer or 0) * state.scratch
     records, slots = rows * state.records, sizing.max_states
     if slots is None:
@@ -204,7 +186,7 @@ def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int
             records=records,
             slot=state.slot,
             per_request=sizing.slots_per_request,
-            requests=sizing.max_running,
+            requests=sizing.max_running if state.scratch else 0,  # SGLang alone divides a prefill server's memory
             token=sizing.per_token,
             context=sizing.context,
             window=0 if sizing.window is None else sizing.window.slots(sizing.context) * sizing.draft_kv,

@@ -74,7 +74,6 @@ class Report:
         memory = self.memory and {
             **asdict(self.memory),
             "served": _pools_json(self.memory.served),
-            "other": self.memory.other and _pools_json(self.memory.other),
             "advice": [asdict(each) for each in self.advice],
         }
         return {
@@ -104,8 +103,6 @@ class Report:
         if plan is not None:
             parts = [f"block {plan.block}", "fixed width" if plan.widths is None else "adaptive width"]
             parts += ["copied blocks" if plan.copies else "no copies"]
-            if memory is not None and memory.other is not None:
-                parts += ["states replayed" if plan.replay else "states kept"]
             yield f"  {', '.join(parts)}"
         if memory is not None and memory.served.tokens:
             pools = memory.served

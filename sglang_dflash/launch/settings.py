@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sglang_dflash.drafter.checkpoint import parse_object
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, first_true
 
 SWITCH = "SGLANG_DFLASH"
 BUILTIN, OURS = "builtin", "sglang-dflash"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
-REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
 _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS |= dict.fromkeys((COPIES_SWITCH, REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
+_WORDS |= dict.fromkeys((COPIES_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
@@ -51,6 +50,7 @@ _OTHERS = {
     "model": ("model_path", "revision", "trust_remote_code", "json_model_override_args", "chat_template", "dtype"),
     "weights": ("quantization", "cpu_offload_gb", "offload_group_size", "enable_weights_cpu_backup", "enable_lora"),
     "device": ("device", "base_gpu_id", "enable_memory_saver", "enable_torch_compile", "enable_nvidia_megakernel"),
+    "graphs": ("cuda_graph_backend_decode", "enable_pdmux"),
     "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory", "enable_hierarchical_cache"),
     "sliding layers": ("disable_hybrid_swa_memory",),
     "attention": ("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
@@ -111,8 +111,22 @@ class Settings:
         return self.variable(SWITCH) == BUILTIN
 
     @property
-    def wants_one_forward(self) -> bool:
+    def asks_one_forward(self) -> bool:
         return self.variable(ONE_FORWARD_SWITCH) == "1"
+
+    @property
+    def one_forward_obstacle(self) -> str | None:
+        """Why this package cannot replay the drafter's graphs, or None. With several ranks, one could fail alone."""
+        backend = self.cuda_graph_backend_decode
+        return first_true({
+            f"--tp-size {self.tp_size}": self.tp_size > 1,
+            "--enable-pdmux": self.enable_pdmux,
+            f"--cuda-graph-backend-decode {backend}": backend not in (None, "full"),
+        })  # fmt: skip
+
+    @property
+    def wants_one_forward(self) -> bool:
+        return self.asks_one_forward and self.one_forward_obstacle is None
 
     @property
     def dequantises(self) -> bool:

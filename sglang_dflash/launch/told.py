@@ -31,6 +31,7 @@ from sglang_dflash.upstream.launch import (
     declare_resolution,
     get_server_args,
     hybrid_gdn_config,
+    mambaish_config,
     model_config_of,
     resolving_view,
 )
@@ -123,7 +124,9 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     """
     launch = read_record(server_args)
     if isinstance(launch, Launch):
-        launch = replace(launch, sglangs_hybrid=hybrid_gdn_config(model_config_of(server_args)) is not None)
+        model = model_config_of(server_args)
+        hybrid, recurrent = (read(model) is not None for read in (hybrid_gdn_config, mambaish_config))
+        launch = replace(launch, sglangs_hybrid=hybrid, other_states=recurrent and not hybrid)
     if not isinstance(launch, Launch) or _is_left(server_args, launch, LATE):
         previous(server_args)
         return None
