@@ -20,8 +20,9 @@ from sglang_dflash.upstream.hooks import Hooks
 gdn_convolve = by_device(reference.gdn_convolve, "sglang_dflash.states.convolution")
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # of ``gdn_verify``: q to slots
-# returns outputs [N, HV, V] of these, SGLang's pools of the layer, its backend and its batch
-Rule = Callable[[Inputs, Any, Any, Any], Any]
+Rule = Callable[
+    [Inputs, Any, Any], Tensor
+]  # of these, SGLang's pools of the layer and its batch, to outputs [N, HV, V]
 
 
 def take_projections(_: None, backend: Any, *args: Any, **options: Any) -> None:
@@ -57,11 +58,11 @@ def verify(
     q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v = v.unflatten(-1, (-1, layer.head_v_dim))
-    out = rule((q, k, v, a, b, layer.A_log, layer.dt_bias, cache.temporal, slots), cache, backend, forward_batch)
+    out = rule((q, k, v, a, b, layer.A_log, layer.dt_bias, cache.temporal, slots), cache, forward_batch)
     return (out, z) if unsplit else out
 
 
-def record(inputs: Inputs, cache: Any, backend: Any, forward_batch: Any) -> Tensor:
+def record(inputs: Inputs, cache: Any, forward_batch: Any) -> Tensor:
     """Run a block of one layer and record its writes for a replay."""
     records, rows = replay.pool_records(cache), forward_batch.req_pool_indices[: len(inputs[-1])]
     width, scale = forward_batch.spec_info.draft_token_num, inputs[1].shape[-1] ** -0.5

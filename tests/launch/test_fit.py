@@ -52,12 +52,11 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
     report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
     assert [finding for finding in report.findings if finding.level == "error"] == []
-    assert report.memory is not None and report.memory.served.running > 0 and report.memory.other is not None
+    assert report.memory is not None and report.memory.served.running > 0
     text, served = text_config(config), report.memory.served.sizing
     assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
     padding = served.page * (served.target_kv + served.draft_kv)
-    for pools in (report.memory.served, report.memory.other):
-        assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
+    assert sum(report.memory.served.bytes.values()) <= report.memory.static_bytes + padding
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +67,7 @@ def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
     report = checked(name, *flags, on=GPUS[gpu])
     assert report.memory is not None
     served = report.memory.served
-    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes, replay=served.replay)
+    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
 
 
@@ -82,9 +81,7 @@ DFLASH2: dict[str, Any] = {
 }
 
 
-def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fit_than_with_kept_states(
-    tmp_path: Path,
-) -> None:
+def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> None:
     pair = FOLDER / "Qwen3.6-27B"
     write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
     shapes = expected_shapes(DrafterConfig.load(tmp_path))
@@ -97,8 +94,8 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
         return report.memory
 
     table = memory()
-    assert table.served.replay and table.other is not None and table.served.sizing.block == 8
-    assert (table.served.running, table.other.running) == (47, 15)
+    assert table.served.sizing.state.records and table.served.sizing.block == 8
+    assert table.served.running == 47
     assert table.served.sizing.drafter_weights == size
     # Selector, convolutions and the context projection are whole on every rank.
     parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]
@@ -114,23 +111,19 @@ def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
     assert sizing("--max-running-requests", "9").max_states is None
 
 
-def test_replayed_and_kept_states_have_the_dtype_of_flag_then_variable_then_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_states_have_the_dtype_of_flag_then_variable_then_target(monkeypatch: pytest.MonkeyPatch) -> None:
     of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
-    assert of_target.replayed.slot - by_flag.replayed.slot == 48 * 48 * 128 * 128 * 2
+    assert of_target.state.slot - by_flag.state.slot == 48 * 48 * 128 * 128 * 2
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
     assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
-    assert of_target.replayed.slot == of_target.kept.slot and by_flag.replayed.slot == by_flag.kept.slot
 
 
-def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--disaggregation-mode", "prefill")
-    report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept"
-    assert report.memory is not None and report.memory.other is None
-    assert report.memory.served.bytes["scratch"] == 0
-    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+def test_a_prefill_server_has_no_verify_scratch() -> None:
+    report = checked("Qwen3.5-27B", "--disaggregation-mode", "prefill")
+    assert report.memory is not None and report.memory.served.bytes["scratch"] == 0
+    served, static = report.memory.served, report.memory.static_bytes - report.memory.served.sizing.weights
+    budget = static * 0.9 / 1.9 - served.state.slot
+    assert served.state_slots == budget // served.state.slot  # SGLang's own division
 
 
 # SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.

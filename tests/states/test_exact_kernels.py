@@ -83,10 +83,9 @@ def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: boo
     q, k, v, a, b = rows.split(sizes, -1)
     q, k, v = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, K))
     pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32, skipped=int(varied))
-    cache = SimpleNamespace(intermediate_ssm=None if varied else tensor(bs, width, HV, K, K, dtype=state))
-    vars(cache).update((f"replayssm_{name}", part[0]) for name, part in zip(NAMES, records_of(H, HV), strict=True))
+    records = {f"replayssm_{name}": part[0] for name, part in zip(NAMES, records_of(H, HV), strict=True)}
     inputs = (q, k, v, a, b, *gates(HV), pool, slots)
-    stepped.step_verify(inputs, cache, *served_block(width, tensor(bs), tensor(bs)))
+    stepped.step_verify(inputs, SimpleNamespace(**records), served_block(width, tensor(bs)))
 
 
 def records_of(H: int, HV: int, layers: int = LAYERS) -> Records:
@@ -280,16 +279,17 @@ def test_the_start_launches_the_commit_of_every_batch(
         monkeypatch.setattr(module, "get_schedule", lambda: SimpleNamespace(page_size=1))
         monkeypatch.setattr(module, "mamba_track_grid", lambda page: 256)
     monkeypatch.setattr(prewarm, "runs_kernels", lambda tensor: True)
-    for other in ("_context_kv", "_choices", "_slots", "_state_slots"):
+    for other in ("_penalize", "_slots", "_state_slots"):
         monkeypatch.setattr(prewarm.FirstCalls, other, lambda self: None)
+    monkeypatch.setattr(prewarm, "sample", lambda *_, **__: None)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
     with compiled_for(90) as launches:
         target = served(pair, H, HV, state)
         worker: Any = SimpleNamespace(model_runner=target)
-        commit = stepped.SteppedCommit(worker, replays=True)
+        commit = stepped.SteppedCommit(worker)
         inject: Any = None
 
-        def step(bs: int, width: int, context: int) -> None:
+        def step(bs: int, width: int, context: int, sampled: bool = False) -> None:
             done = a_step(bs, width, context)
             commit.prepare(done)
             commit.advance(done)

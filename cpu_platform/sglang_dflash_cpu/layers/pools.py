@@ -137,8 +137,8 @@ def commit(
     """Commit in all layers the convolution window after the last accepted token, and the one at a track boundary.
 
     Args:
-        mamba_caches: pools ``conv``, a list of ``[layers, slots, ...]``; the verify's ``intermediate_conv_window``, a list
-            of ``[layers, rows, block, ...]``.
+        mamba_caches: lists of pools ``conv``, ``[layers, slots, ...]``, and of the verify's
+            ``intermediate_conv_window``, ``[layers, rows, block, ...]``.
         state_indices_tensor, last_correct_step_indices: slot and block position of the last accepted token, ``[bs]``;
             position -1 commits nothing.
         mamba_track_indices, mamba_steps_to_track: the same for the track slot, or None.

@@ -31,7 +31,7 @@ Gates = tuple[Tensor, Tensor]  # A_log and dt_bias of a layer
 Targets = Sequence[tuple[Tensor, Tensor]]  # slots, and the tokens after which states are written there
 
 
-def step_verify(inputs: verify.Inputs, cache: Any, backend: Any, forward_batch: Any) -> Tensor:
+def step_verify(inputs: verify.Inputs, cache: Any, forward_batch: Any) -> Tensor:
     """Run a block of one layer, a rule of :mod:`sglang_dflash.states.verify`; the states do not change.
 
     Record the inputs for :func:`step_commit`: raw keys and values, a and b.

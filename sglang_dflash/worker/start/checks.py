@@ -96,7 +96,8 @@ def _convolution(served: Any, dtype: torch.dtype, width: int, generator: torch.G
 
     x, (b, a), weight = normal(2 * width, dim + HV * V), normal(2 * width, 2 * HV).chunk(2, -1), normal(dim, before + 1)
     inputs, results = (x, a, b, weight, normal(2, dim, before).to(windows.dtype), SLOTS, ROWS), []
-    for operation, device in ((verify.gdn_convolve, windows.device), (reference.gdn_convolve, "cpu")):
+    operations: tuple[Any, ...] = verify.gdn_convolve, reference.gdn_convolve
+    for operation, device in zip(operations, (windows.device, "cpu"), strict=True):
         *projected, states, slots, rows = (each.to(device) for each in inputs)
         memory = torch.zeros(2 * windows.stride(0), dtype=windows.dtype, device=device)
         pool = states, slots, memory.as_strided(windows.shape, windows.stride()), rows

@@ -30,8 +30,8 @@ class HostSync(RuntimeError):
     """A step would have waited for the device."""
 
 
-# SGLang's functions that wait inside a step: the first one for a hybrid target, one step after a request ends; the others
-# without CUDA graphs, or for a drafter with sliding layers through FlashInfer.
+# SGLang's functions that wait inside a step: the first one for a hybrid target, one step after a request ends; the
+# others without CUDA graphs, or for a drafter with sliding layers through FlashInfer.
 EXCUSED = (
     "sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",
     "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterPrefill.call_begin_forward",
