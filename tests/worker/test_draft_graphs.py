@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
 
 from sglang_dflash.worker import draft_graphs
 from sglang_dflash.worker.draft_graphs import INPUTS, DraftGraphs
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.sglang
 WIDTH, SIZES = 3, (1, 2, 4)
 
 
-class Backend:
+class Backend(FullCudaGraphBackend):
     """In place of SGLang's: a replay reads the memory that the capture read."""
 
     def __init__(self) -> None:
@@ -74,6 +75,14 @@ def test_a_graph_reads_the_blocks_of_the_batch_and_padding(steps: list[tuple[int
             for name, values, given_values in zip(INPUTS, found, (*blocks, *per_request), strict=True):
                 real = given_values[:, :WIDTH].tolist()
                 assert values == real + [[0] * len(real[0])] * (size - bs), name
+
+
+def test_sglangs_runner_serves_where_graphs_have_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = capturing(monkeypatch)
+    graphs.backend = SimpleNamespace()
+    graphs.capture()
+    assert type(graphs) is DecodeCudaGraphRunner
+    assert not any(hasattr(batch, name) for batch in graphs.backend.batches.values() for name in INPUTS)
 
 
 def test_sglangs_runner_serves_after_a_failed_capture(
