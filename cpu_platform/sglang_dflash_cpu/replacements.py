@@ -121,6 +121,7 @@ _PROJECTIONS = "sglang.kernels.ops.attention.triton_gdn_fused_proj."
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton."
 _GATING = "sglang.kernels.ops.attention.linear."
 _DELTA_RULE = "sglang.kernels.ops.attention.fla."
+_VERIFY = _GATING + "fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update"
 _DECODE = _DELTA_RULE + "fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode"
 _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
@@ -172,11 +173,12 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_GATING + "fused_gdn_gating.fused_gdn_gating", gdn.decay_and_strength),
     Replacement(_DELTA_RULE + "chunk.chunk_gated_delta_rule", gdn.prefill),  # also refuses fp32
     Replacement(_DECODE, gdn.decode),
+    Replacement(_VERIFY, gdn.verify),  # of SGLang's own worker
     Replacement(_DELTA_RULE + "fused_norm_gate.rms_norm_gated", dense.rms_norm_gated),  # Qwen3-Next
     Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", dense.layernorm_gated),  # Qwen3.5
     # Refuses other rotary embeddings than DeepSeek's in MLA layers
     Replacement("sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper", _rope_of_any_kind),
-    # Triton: snapshots for the prefix cache; convolution windows of accepted tokens
+    # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows
     Replacement(_STATES + "track_mamba_states_all_layers", pools.track),
     Replacement(_STATES + "track_mamba_states_if_needed", pools.track_layer),
     Replacement(_STATES + "scatter_mamba_states_after_mtp_verify", pools.commit),

@@ -1,4 +1,4 @@
-"""Gated delta net on a pool of states: prefill and decode (one token per request).
+"""Gated delta net on a pool of states: prefill, decode (one token per request), verify (a block per request).
 
 Formulas: :mod:`sglang_dflash.states.reference`. Shapes: H key heads, HV value heads; pool ``[slots, HV, V, K]``. States
 advance in fp32. A slot < 0 is padding. Beta is rounded to its input's dtype, as in SGLang's Triton decode and prefill.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dflash.states.reference import THRESHOLD, gdn_block, log_decay, normalized
+from sglang_dflash.states.reference import THRESHOLD, Records, gdn_block, gdn_verify, log_decay, normalized
 from sglang_dflash_cpu.layers.pools import live_slots
 
 CHUNK_SIZE = 64  # tokens; SGLang tracks prefixes at these boundaries
@@ -130,6 +131,62 @@ def _gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor
     step = torch.where(x > THRESHOLD, x, x.exp().log1p_())
     beta = (-b.float()).exp_().add_(1).reciprocal_()
     return step.mul_(A_log.float().exp()).neg_().exp_(), beta.to(b.dtype).float()
+
+
+def verify(
+    A_log: Tensor,
+    a: Tensor,
+    dt_bias: Tensor,
+    softplus_beta: float,
+    softplus_threshold: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    disable_state_update: bool = False,
+    intermediate_states_buffer: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    retrieve_parent_token: Tensor | None = None,
+    is_kda: bool = False,
+    cache_ring: bool = False,
+    **unused: Any,
+) -> Tensor:
+    """Run a block of T tokens per request and store the state after each; the pool does not change.
+
+    Args:
+        A_log, dt_bias: ``[HV]``; a, b: ``[bs * T, HV]``; softplus_beta, softplus_threshold: of the decay.
+        q, k: ``[1, bs * T, H, K]``; v and the result: ``[1, bs * T, HV, V]``.
+        initial_state_source: the pool; initial_state_indices: slot of each request, ``[bs]``.
+        scale: of the queries, ``K ** -0.5`` by default.
+        cu_seqlens: ``[bs + 1]``; only its length is read.
+        intermediate_states_buffer, intermediate_state_indices: ``[rows, block >= T, HV, V, K]``, written in place, and
+            the row of each request, at least ``[bs]``.
+    """
+    softplus = (softplus_beta, softplus_threshold) == (1, THRESHOLD)
+    chain = softplus and use_qk_l2norm_in_kernel and disable_state_update and intermediate_states_buffer is not None
+    if not chain or is_kda or cache_ring or retrieve_parent_token is not None:
+        raise NotImplementedError("on a CPU, fused_sigmoid_gating_delta_rule_update runs the verify of GDN chains only")
+    assert not (cu_seqlens is None or intermediate_states_buffer is None or intermediate_state_indices is None)
+    bs, H, (HV, V, K) = cu_seqlens.shape[0] - 1, q.shape[2], initial_state_source.shape[1:]
+    width, slots = q.shape[1] // bs, live_slots(initial_state_indices)
+    records = Records(torch.empty(bs, HV, width, V), torch.empty(bs, H, width, K), torch.empty(bs, HV, width))
+    inputs = (q[0], k[0], v[0], a, b, A_log, dt_bias, initial_state_source, slots, records, torch.arange(bs))
+    out = gdn_verify(*inputs, width=width, scale=scale or K**-0.5, round_beta=True)
+
+    state = initial_state_source.index_select(0, slots).float()
+    decays, keys = records.decays.exp()[..., None, None], records.keys.repeat_interleave(HV // H, 1)
+    rows = intermediate_state_indices[:bs].long()
+    for t in range(width):
+        write = records.updates[:, :, t].unsqueeze(-1) * keys[:, :, t].unsqueeze(-2)
+        state = torch.addcmul(write, state, decays[:, :, t])
+        intermediate_states_buffer[:, t].index_copy_(0, rows, state.to(intermediate_states_buffer.dtype))
+    return out.view(v.shape)
 
 
 @lru_cache

@@ -134,20 +134,23 @@ def commit(
     mamba_steps_to_track: Tensor | None,
     src_indices_raw: Tensor | None = None,
 ) -> None:
-    """Commit in all layers the convolution window after the last accepted token, and the one at a track boundary.
+    """Commit in all layers the state after the last accepted token, and the one at a track boundary.
 
     Args:
-        mamba_caches: lists of pools ``conv``, ``[layers, slots, ...]``, and of the verify's
-            ``intermediate_conv_window``, ``[layers, rows, block, ...]``.
+        mamba_caches: pools ``temporal`` and list ``conv``, ``[layers, slots, ...]``; the verify's ``intermediate_ssm``
+            and list ``intermediate_conv_window``, ``[layers, rows, block, ...]``; a pool without layers is skipped.
         state_indices_tensor, last_correct_step_indices: slot and block position of the last accepted token, ``[bs]``;
             position -1 commits nothing.
         mamba_track_indices, mamba_steps_to_track: the same for the track slot, or None.
-        src_indices_raw: row of each request in the windows, ``[bs]``; default: its batch row.
+        src_indices_raw: row of each request in the verify's states, ``[bs]``; default: its batch row.
     """
     rows = torch.arange(len(last_correct_step_indices)) if src_indices_raw is None else src_indices_raw
     commits = [(state_indices_tensor, last_correct_step_indices)]
     if mamba_track_indices is not None and mamba_steps_to_track is not None:
         commits.append((mamba_track_indices, mamba_steps_to_track))
+    pools = [mamba_caches.temporal, *mamba_caches.conv]
+    written = [mamba_caches.intermediate_ssm, *mamba_caches.intermediate_conv_window]
     for slots, steps in commits:
-        for pool, per_step in zip(mamba_caches.conv, mamba_caches.intermediate_conv_window, strict=True):
-            scatter_steps(pool, per_step, slots, steps, rows)
+        for pool, per_step in zip(pools, written, strict=True):
+            if len(pool):
+                scatter_steps(pool, per_step, slots, steps, rows)
