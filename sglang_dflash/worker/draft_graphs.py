@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.runner import set_global_graph_memory_pool
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
+from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 
@@ -29,7 +29,7 @@ class DraftGraphs(DecodeCudaGraphRunner):
     """
 
     def capture(self) -> None:
-        if not isinstance(self.backend, FullCudaGraphBackend):
+        if isinstance(self.backend, BreakableCudaGraphBackend):
             self.__class__ = DecodeCudaGraphRunner
             self.capture()
             return

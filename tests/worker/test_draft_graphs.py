@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
+from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
 from sglang_dflash.worker import draft_graphs, forwards
 from sglang_dflash.worker.draft_graphs import INPUTS, DraftGraphs
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sglang
 WIDTH, SIZES = 3, (1, 2, 4)
 
 
-class Backend(FullCudaGraphBackend):
+class Backend:
     """In place of SGLang's: a replay reads the memory that the capture read."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_an_eager_draft_injects_its_own_rows_only(runs: bool, rows: int, monkeyp
 
 def test_sglangs_runner_serves_where_graphs_have_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = capturing(monkeypatch)
-    graphs.backend = SimpleNamespace()
+    graphs.backend = BreakableCudaGraphBackend.__new__(BreakableCudaGraphBackend)
     graphs.capture()
     assert type(graphs) is DecodeCudaGraphRunner
     assert not any(hasattr(batch, name) for batch in graphs.backend.batches.values() for name in INPUTS)
