@@ -54,8 +54,7 @@ def check_records(launch: Launch) -> Iterator[Finding]:
     chosen, needed = int(launch.settings.linear_replayssm_cache_len), ring_length(launch.block)
     if replays(launch) and chosen != _RECORDS and (chosen < needed or chosen & (chosen - 1)):
         yield error(
-            f"{_RECORDS_FLAG} {chosen}",
-            expected=f"a power of two, at least {needed} for blocks of {launch.block}",
+            f"{_RECORDS_FLAG} {chosen} is no power of two from {needed}, which blocks of {launch.block} need",
             remedy=f"leave {_RECORDS_FLAG} out",
         )
 
@@ -111,7 +110,7 @@ def check_snapshots(launch: Launch) -> Iterator[Finding]:
     grid, blocks = snapshot_grid(launch), 1 if settings.disable_overlap_schedule else 2
     if interval < block or grid < blocks * block:
         yield error(
-            f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
-            expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
+            f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}: "
+            "the prefix cache would keep wrong states",
             remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
         )

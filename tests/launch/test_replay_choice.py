@@ -135,6 +135,6 @@ def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None
 
 @pytest.mark.parametrize("words", ["--linear-replayssm-cache-len 8", "--linear-replayssm-cache-len 48"])
 def test_records_that_are_too_short_are_refused(words: str) -> None:
-    with pytest.raises(DFlashError, match="a power of two, at least 16 for blocks of 16"):
+    with pytest.raises(DFlashError, match="is no power of two from 16, which blocks of 16 need"):
         given = parse([*NAMED[1:], *words.split()], **card_pair(NAMED[0]))[0]
         raise_first_error(judge(Launch.of(given, CPU), RULES))

@@ -214,4 +214,4 @@ def test_a_wrong_kernel_stops_the_start(
     with pytest.raises(DFlashError if found else torch.OutOfMemoryError) as caught:
         checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
     if found:
-        assert found in caught.value.value and "SGLANG_DFLASH=builtin" in caught.value.remedy
+        assert found in caught.value.problem and "SGLANG_DFLASH=builtin" in caught.value.remedy
