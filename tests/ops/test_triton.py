@@ -85,7 +85,7 @@ def test_the_start_compiles_the_kernels_of_every_batch(most: int, monkeypatch: p
     with compiled_for(90) as launches:
         pool = SimpleNamespace(req_to_token=tensor(most + 1, 64, dtype=torch.int32))
         target = SimpleNamespace(req_to_token_pool=pool, max_running_requests=most)
-        first_calls(target, lambda bs, width, *_: launch_ours(shapes, bs=bs, width=width), monkeypatch)
+        first_calls(target, lambda bs, width, *_, **__: launch_ours(shapes, bs=bs, width=width), monkeypatch)
         at_start = {launch.key for launch in launches}
         for bs in {*range(1, min(most, 48) + 1), *range(511, 514), most}:
             if bs <= most:

@@ -278,7 +278,7 @@ def test_the_start_launches_the_commit_of_every_batch(
         worker: Any = SimpleNamespace(model_runner=target)
         commit = stepped.SteppedCommit(worker)
 
-        def step(bs: int, width: int, context: int, sampled: bool = False) -> None:
+        def step(bs: int, width: int, context: int = 0, sampled: bool = False) -> None:
             done = a_step(bs, width, context)
             commit.prepare(done)
             commit.advance(done)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Step = Callable[[int, int, int, bool], None]  # see ``DFlashWorker.dummy_step``
+Step = Callable[..., None]  # ``DFlashWorker.dummy_step``
 CONTEXT = 64  # tokens
 
 
@@ -142,10 +142,10 @@ class FirstCalls:
             contexts = (CONTEXT, before_boundary) if get_exec().mamba.enable_mamba_extra_buffer else (CONTEXT,)
             for width in widths:
                 for bs, context in itertools.product(self._step_sizes, contexts):
-                    self._step(bs, width, context, False)
+                    self._step(bs, width, context)
                 with at_width(width):
                     self._state_slots()
-            self._step(min(16, self._step_sizes[-1]), widths[-1], CONTEXT, True)
+            self._step(min(16, self._step_sizes[-1]), widths[-1], sampled=True)
         torch.get_device_module(self._table.device).synchronize()
 
     def _write_context(self, inject: Inject) -> None:
