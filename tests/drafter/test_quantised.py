@@ -69,7 +69,7 @@ def test_the_loader_dequantises_and_memory_counts_the_plain_weights(tmp_path: Pa
         models = {"target": str(target_path("tiny-dense")), "drafter": str(tmp_path / kind)}
         memory = preflight(parse_flags(("--dtype", "bfloat16"), **models)[0], GPUS["h200"]).memory
         assert memory is not None
-        weights.append(memory.served.sizing.drafter_weights)
+        weights.append(memory.sizing.drafter_weights)
     assert weights[0] == weights[1] > 0
 
 
