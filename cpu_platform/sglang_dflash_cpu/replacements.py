@@ -203,7 +203,7 @@ def install() -> None:
     """
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
-    torch._C._accelerator_getAccelerator = _no_accelerator
+    torch._C._accelerator_getAccelerator = _no_accelerator  # type: ignore[assignment]
     torch.get_device_module.cache_clear()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
