@@ -148,19 +148,18 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
     name = ", ".join(model_config.hf_config.architectures or ["unnamed"])
     attention = model_config.attention_arch
     is_other = attention not in (AttentionArch.MHA, AttentionArch.MLA)
-    served = hybrid_gdn_config(model_config) or mamba2_config(model_config)
-    other_recurrence = mambaish_config(model_config) is not None and served is None
+    other_recurrence = mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None
     scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
     drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
     _refuse(
         (is_other, f"{name} uses {attention.name} attention", _GPU),
-        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _GPU),
+        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net", _GPU),
         (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _GPU),
         (
             scheme not in _PLAIN,

@@ -153,15 +153,10 @@ def _request_state(launch: Launch, plan: ServingPlan) -> tuple[int, int, int]:
     conv_dtype = settings.variable(CONV_DTYPE) or ("bfloat16" if launch.device.kind == "gpu" else launch.dtype)
     dtypes = {"recurrent_bytes": dtype_bytes(state_dtype(launch)), "conv_bytes": dtype_bytes(conv_dtype)}
     recurrent, conv, column, record = state_bytes(launch.text, **dtypes, tp_size=settings.sharing)
-    # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
-    may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
-    if settings.disaggregation_mode == "prefill" and not may_verify:
+    if not plan.replay:  # a prefill server verifies nothing
         return recurrent + conv, 0, 0
-    columns = conv + (block - 1) * column
-    if not (plan.replay and record):
-        return recurrent + conv, block * recurrent + columns, 0
     records = max(settings.linear_replayssm_cache_len, ring_length(block)) * record
-    return recurrent + conv, records + columns, records
+    return recurrent + conv, records + conv + (block - 1) * column, records
 
 
 def is_weighed(launch: Launch) -> bool:

@@ -14,7 +14,7 @@ from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builti
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import Layers, count, has_mamba, layers_of
+from sglang_dflash.launch.layers import Layers, count, layers_of
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.widths import WidthConfig, read_config
 
@@ -52,7 +52,9 @@ class Launch:
     device: Device
     target_files: ModelFiles
     drafter_files: ModelFiles
-    sglangs_hybrid: bool | None = None  # SGLang's answer, once it has read the target: it replays delta nets alone
+    # SGLang's answers, once it has read the target
+    sglangs_hybrid: bool | None = None
+    other_states: bool = False  # whether there are recurrent states other than those of gated delta nets
 
     @classmethod
     def of(cls, settings: Settings, device: Device) -> Launch:
@@ -91,11 +93,6 @@ class Launch:
         if self.sglangs_hybrid is not None:
             return self.sglangs_hybrid
         return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether requests have recurrent states: of gated delta nets or of Mamba2."""
-        return self.hybrid or has_mamba(self.text)
 
     @cached_property
     def context(self) -> int:

@@ -18,7 +18,6 @@ _LATENT = {9: "fa3", 10: "flashinfer", 0: "triton"}
 _CHOICES: dict[str, Mapping[int, str]] = {
     "gpt_oss": {9: "fa3", 10: "trtllm_mha", 0: "triton"},
     "gemma4_text": {10: "trtllm_mha", 0: "triton"},
-    "nemotron_h": {9: "fa3", 10: "trtllm_mha", 12: "triton", 0: "flashinfer"},
     **dict.fromkeys(("deepseek_v3", "kimi_k2"), _LATENT | {10: "trtllm_mla"}),
 }
 

@@ -127,11 +127,9 @@ def _draft_backend(launch: Launch) -> Iterator[Finding]:
             f"--speculative-draft-attention-backend {OUR_BACKEND}: {obstacle}",
             remedy="leave --speculative-draft-attention-backend out",
         )
-    if launch.settings.wants_one_forward and backend != OUR_BACKEND:
-        yield warn(
-            f"{ONE_FORWARD_SWITCH}=1 has no effect: the drafter's attention is {backend or 'unknown'}",
-            remedy=f"set it, or unset {ONE_FORWARD_SWITCH}",
-        )
+    other = f"the drafter's attention backend {backend or 'unknown'}" if backend != OUR_BACKEND else None
+    if launch.settings.asks_one_forward and (obstacle := launch.settings.one_forward_obstacle or other):
+        yield warn(f"{ONE_FORWARD_SWITCH}=1 has no effect with {obstacle}", remedy=f"unset {ONE_FORWARD_SWITCH}")
     yield ok(str(backend or "unknown"))
 
 
@@ -156,10 +154,10 @@ EARLY: dict[str, Rule] = {
 # With the resolved ones
 LATE: dict[str, Rule] = {
     "worker": choice.check_worker,
+    "recurrent states": check_states,
     "DP attention": choice.check_dp_attention,
     "other uses": choice.check_uses,
     "widths": check_widths,
-    "recurrent states": check_states,
     "replay records": check_records,
     "overlap": check_overlap,
     "drafter's weights": check_backup,

@@ -29,6 +29,7 @@ from sglang_dflash.upstream.launch import (
     current_platform,
     declare_resolution,
     hybrid_gdn_config,
+    mambaish_config,
     model_config_of,
     resolving_view,
 )
@@ -121,7 +122,9 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or why SGLang's worker serves."""
     launch = decision_of(server_args).launch
     if launch is not None:
-        launch = replace(launch, sglangs_hybrid=hybrid_gdn_config(model_config_of(server_args)) is not None)
+        model = model_config_of(server_args)
+        hybrid, recurrent = (read(model) is not None for read in (hybrid_gdn_config, mambaish_config))
+        launch = replace(launch, sglangs_hybrid=hybrid, other_states=recurrent and not hybrid)
     if launch is None or _is_left(server_args, launch, LATE):
         previous(server_args)
         return

@@ -112,6 +112,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
         "resolving_view": lambda args: args,
         "model_config_of": lambda args: args,
         "hybrid_gdn_config": lambda config: config,
+        "mambaish_config": lambda config: config,
         "_declare": lambda args, **changes: vars(args).update(changes),
     }.items():
         monkeypatch.setattr(launch, name, value)
@@ -120,7 +121,6 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     monkeypatch.setattr(launch, "decide", decision)
     opened = Mock(wraps=reading.read_text)
     monkeypatch.setattr(reading, "read_text", opened)
-    monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
     settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
     args = SimpleNamespace(**vars(settings.arguments))
     launch.after_model_paths(args, lambda _: None)

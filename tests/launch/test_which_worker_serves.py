@@ -109,6 +109,25 @@ def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
         reason(CPU, model_path=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({"hybrid_override_pattern": "M-M*M-"}, "Mamba2"),
+        ({"layers_block_type": ["mamba", "mlp"]}, "Mamba2"),
+        ({"layer_types": ["mamba", "full_attention"]}, "Mamba2"),
+        ({"linear_attn_config": {}}, "KDA"),
+    ],
+)
+def test_states_that_cannot_be_replayed_are_left_with_the_switch_too(
+    keys: dict[str, Any], layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(target(**keys)))
+    monkeypatch.setenv(SWITCH, OURS)
+    assert str(reason(model_path=str(tmp_path))).startswith(f"the target has {layers} layers")
+    with pytest.raises(DFlashError, match="on the CPU platform, where SGLang's own worker does not run"):
+        reason(CPU, model_path=str(tmp_path))
+
+
 def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

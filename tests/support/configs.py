@@ -117,7 +117,7 @@ def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def serving_plan(**changes: Any) -> ServingPlan:
-    """Return a plan with a fixed block of 8, no draft window and kept states."""
+    """Return a plan with a fixed block of 8, no draft window and no recurrent states."""
     plan: dict[str, Any] = {"files": ModelFiles("drafter"), "drafter": DrafterConfig.from_dict(DRAFTER), "block": 8}
     plan |= {"widths": None, "window": None, "replay": False, "records": 0}
     plan |= {"copies": False, "overlap": True, "role": "null"}
@@ -139,6 +139,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
+        "mambaish_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),
     }.items():
         monkeypatch.setattr(told, name, value)
