@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from sglang_dflash.check.memory import state_bytes, target_kv_per_token
-from sglang_dflash.drafter.config import quantization
+from sglang_dflash.drafter.quantisation import quantization
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.threads import environment_defaults
@@ -160,7 +160,6 @@ def check_pair(model_config: Any, cfg: Any) -> None:
     served = hybrid_gdn_config(model_config) or mamba2_config(model_config)
     other_recurrence = mambaish_config(model_config) is not None and served is None
     scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
-    drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
     _refuse(
         (is_other, f"{name} uses {attention.name} attention", _DECODERS, _GPU),
         (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _DECODERS, _GPU),
@@ -176,12 +175,6 @@ def check_pair(model_config: Any, cfg: Any) -> None:
             f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is not supported",
             f"one of {', '.join(_KV_DTYPES)}",
             "leave it out: the KV cache then has the model's dtype",
-        ),
-        (
-            drafter_scheme not in _PLAIN,
-            f"--speculative-draft-model-quantization {drafter_scheme} on a CPU is not supported",
-            "plain layers: float32, bfloat16 or float16",
-            "leave it out: a quantised drafter is dequantised when it is loaded",
         ),
     )
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,8 +25,8 @@ from huggingface_hub import constants, errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sglang_dflash.drafter.dequantise import MODELOPT, set_aside
 from sglang_dflash.drafter.formats import plain_form
+from sglang_dflash.drafter.quantisation import MODELOPT, declared
 from sglang_dflash.errors import DFlashError
 
 CONFIG = "config.json"
@@ -61,21 +61,22 @@ class TensorHeader:
         bits = _BITS.match(self.dtype)
         return self.numel * (int(bits[1]) if bits else 8) // 8
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """uint8 for a dtype that no served weight has."""
+        return _TORCH_DTYPES.get(self.dtype, torch.uint8)
+
     def empty(self) -> Tensor:
-        """On the meta device, uint8 for a dtype that no served weight has."""
-        return torch.empty(self.shape, dtype=_TORCH_DTYPES.get(self.dtype, torch.uint8), device="meta")
+        """On the meta device."""
+        return torch.empty(self.shape, dtype=self.torch_dtype, device="meta")
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub.
-
-    ``dequantise``: whether :attr:`config` describes plain layers for quantised weights.
-    """
+    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub."""
 
     name: str
     revision: str | None = None
-    dequantise: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -84,8 +85,7 @@ class ModelFiles:
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.json`` in the plain form; errors as in :func:`plain_form`."""
-        config = dict(plain_form(self.published))
-        return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
+        return dict(plain_form(self.published))
 
     @cached_property
     def published(self) -> dict[str, Any]:
@@ -94,6 +94,11 @@ class ModelFiles:
         if config is None:
             raise self._not_found()
         return config
+
+    @cached_property
+    def quantisation(self) -> Mapping[str, Any] | None:
+        """As the files declare it, or None."""
+        return declared(self.published, self.json(MODELOPT))
 
     @cached_property
     def folder(self) -> Path:
@@ -224,9 +229,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # SGLang would build quantised layers from it
-    replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
-    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
+    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name != CONFIG)
     linked = sorted(file for file in others if file.is_file())
     # other content gets another folder, as a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
+from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import check_window
@@ -16,6 +17,7 @@ from sglang_dflash.launch.settings import PLAIN_LAYERS
 
 _LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 SAMPLE = 64  # rows compared
+_FLAG = "--speculative-draft-model-quantization"
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 _IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 ITS_DRAFTER = "use the drafter that was trained for this target"
@@ -149,13 +151,31 @@ def _dtype(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def _drafter_quantisation(launch: Launch) -> Iterator[Finding]:
-    layers = launch.settings.speculative_draft_model_quantization
-    if layers not in (None, PLAIN_LAYERS):
+def _quantisation(launch: Launch) -> Iterator[Finding]:
+    stored, flag = launch.drafter_files.quantisation, launch.settings.speculative_draft_model_quantization
+    flag = None if flag == PLAIN_LAYERS else flag
+    if (method := method_of(stored) if stored else flag) is None:
+        return
+    name, plain = launch.drafter_files.name, "use the drafter's plain weights"
+    if launch.device.kind == "cpu":
+        yield error(
+            f"the quantised drafter {name} ({method}): no CPU serves it",
+            remedy="use the drafter's plain weights here, or serve the pair on a GPU (check it with --gpu)",
+        )
+    if launch.dtype == "float32":
+        yield error(
+            f"a quantised drafter ({method}) in float32: SGLang's layers need 16 bits",
+            remedy=f"{plain}, or set --dtype bfloat16",
+        )
+    untested = untested_form(stored) if stored else None
+    if stored and untested and not is_read(stored):
+        yield error(f"the drafter is quantised by {untested}, for which SGLang has no layers", remedy=plain)
+    if untested:
+        yield builtin(f"the drafter is quantised by {untested}")
+    if flag and not stored:
         yield warn(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            expected="plain layers, into which a quantised drafter is dequantised",
-            remedy="leave the flag out, or compare the accept length with and without it",
+            f"{_FLAG} {flag} quantises a plain drafter when it is loaded, which is untested here",
+            remedy=f"leave {_FLAG} out, or compare the accept length with and without it",
         )
 
 
@@ -279,9 +299,9 @@ DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
     "candidates": _candidates,
     "draft window": check_window,
     "context length": _context,
+    "drafter's quantisation": _quantisation,
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "drafter's quantisation": _drafter_quantisation,
     "drafter's vocabulary": _vocabulary,
     "tokenizer": _tokenizer,
     "mask token's name": _mask_token_name,

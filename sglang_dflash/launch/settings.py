@@ -115,10 +115,6 @@ class Settings:
         return self.variable(ONE_FORWARD_SWITCH) == "1"
 
     @property
-    def dequantises(self) -> bool:
-        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
-
-    @property
     def overrides(self) -> dict[str, Any]:
         return parse_object(self.json_model_override_args, OVERRIDE_FLAG)
 

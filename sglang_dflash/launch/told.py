@@ -58,9 +58,9 @@ def told_of_models(launch: Launch) -> dict[str, Any]:
     if needs_bfloat16_states(launch):
         changes["mamba_ssm_dtype"] = "bfloat16"
     if launch.has_drafter and launch.kind is None and launch.settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's flag to the drafter
+        # SGLang would apply the target's flag to the drafter; the drafter's own config.json still applies
         changes["speculative_draft_model_quantization"] = PLAIN_LAYERS
-    if launch.has_drafter and (view := plain_view(launch.loaded_files)):
+    if launch.has_drafter and (view := plain_view(launch.drafter_files)):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", launch.drafter_files.name, view)
         changes |= {"speculative_draft_model_path": str(view), "speculative_draft_model_revision": None}
     return changes

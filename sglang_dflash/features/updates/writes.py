@@ -9,14 +9,18 @@ from typing import Any
 
 import torch
 from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
-from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqOutput, UpdateWeightFromDiskReqOutput
+from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqOutput,
+    ResumeMemoryOccupationReqOutput,
+    UpdateWeightFromDiskReqOutput,
+)
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.model_executor.model_runner_components.weight_updater import _model_load_weights_direct
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.features.updates.requests import is_drafter, load_drafter
+from sglang_dflash.features.updates.requests import refused_folder
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_parallel, get_server_args
 
@@ -50,24 +54,18 @@ class Updates(SchedulerWeightUpdaterManager):
         for role in self._written:
             self.draft_worker.weights_updated(role, weight_version)
 
-    def get_weights_by_name(self, recv_req: Any) -> Any:
-        """Return the drafter's parameter for ``draft.NAME``."""
-        result = super().get_weights_by_name(recv_req)
-        for _, drafter in self._select_runners("draft"):
-            if (found := dict(drafter.model.named_parameters(prefix="draft")).get(recv_req.name)) is not None:
-                result.parameter = found[: recv_req.truncate_size].flatten(min(1, found.dim() - 1)).tolist()
-        return result
+    def begin_weight_update(self, recv_req: Any) -> Any:
+        """Refuse a quantised drafter: after a load its layers hold its weights in the form of their kernels."""
+        for role, runner in self._select_runners(recv_req.selector):
+            if role == "draft" and (method := runner.model_config.quantization):
+                problem = f"the drafter is quantised ({method}) and cannot be updated: restart the server with another"
+                return BeginWeightUpdateReqOutput(success=False, message=problem)
+        return super().begin_weight_update(recv_req)
 
     def update_weights_from_disk(self, recv_req: Any) -> Any:
-        """Update the drafter if the folder is a drafter's."""
-        drafters = self._select_runners("draft") if is_drafter(recv_req.model_path) else []
-        if not drafters:
-            return super().update_weights_from_disk(recv_req)
-        success, message = load_drafter(drafters[0][1], recv_req)
-        if success:
-            self.record_weight_version_after_update(recv_req.weight_version)
-            success, message = self.flush_cache_after_weight_update(recv_req, success, message)
-        return UpdateWeightFromDiskReqOutput(success=success, message=message)
+        if problem := refused_folder(recv_req.model_path):
+            return UpdateWeightFromDiskReqOutput(success=False, message=problem)
+        return super().update_weights_from_disk(recv_req)
 
     def resume_memory_occupation(self, recv_req: Any) -> Any:
         """Refuse to resume memory that was not released, which would end the scheduler."""
