@@ -151,17 +151,19 @@ def _dtype(launch: Launch) -> Iterator[Finding]:
         )
 
 
+def no_cpu_serves(what: str, launch: Launch) -> Iterator[Finding]:
+    if launch.device.kind == "cpu":
+        remedy = "use the drafter's plain weights here, or serve the pair on a GPU (check it with --gpu)"
+        yield error(f"{what}: no CPU serves it", remedy=remedy)
+
+
 def _quantisation(launch: Launch) -> Iterator[Finding]:
     stored, flag = launch.drafter_files.quantisation, launch.settings.speculative_draft_model_quantization
     flag = None if flag == PLAIN_LAYERS else flag
     if (method := method_of(stored) if stored else flag) is None:
         return
-    name, plain = launch.drafter_files.name, "use the drafter's plain weights"
-    if launch.device.kind == "cpu":
-        yield error(
-            f"the quantised drafter {name} ({method}): no CPU serves it",
-            remedy="use the drafter's plain weights here, or serve the pair on a GPU (check it with --gpu)",
-        )
+    plain = "use the drafter's plain weights"
+    yield from no_cpu_serves(f"the quantised drafter {launch.drafter_files.name} ({method})", launch)
     if launch.dtype == "float32":
         yield error(
             f"a quantised drafter ({method}) in float32: SGLang's layers need 16 bits",
