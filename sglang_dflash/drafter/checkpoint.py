@@ -60,14 +60,9 @@ class TensorHeader:
         bits = _BITS.match(self.dtype)
         return self.numel * (int(bits[1]) if bits else 8) // 8
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """uint8 for a dtype that no served weight has."""
-        return _TORCH_DTYPES.get(self.dtype, torch.uint8)
-
     def empty(self) -> Tensor:
-        """On the meta device."""
-        return torch.empty(self.shape, dtype=self.torch_dtype, device="meta")
+        """On the meta device, uint8 for a dtype that no served weight has."""
+        return torch.empty(self.shape, dtype=_TORCH_DTYPES.get(self.dtype, torch.uint8), device="meta")
 
 
 @dataclass(frozen=True)

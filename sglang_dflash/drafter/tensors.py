@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dflash.drafter.checkpoint import TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 
@@ -92,14 +93,13 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def plain_modules(tensors: Mapping[str, torch.dtype]) -> frozenset[str]:
+def plain_modules(headers: Mapping[str, TensorHeader]) -> frozenset[str]:
     """Return the modules that a checkpoint stores unquantised: with a floating-point weight, and at most a bias."""
-    parts = defaultdict[str, dict[str, torch.dtype]](dict)
-    for name, dtype in tensors.items():
+    parts = defaultdict[str, set[str]](set)
+    for name, header in headers.items():
         module, _, part = name.removeprefix("model.").rpartition(".")
-        parts[module][part] = dtype
-    plain = (name for name, found in parts.items() if found.keys() <= _PLAIN and _FLOATS.issuperset(found.values()))
-    return frozenset(plain)
+        parts[module].add(part if header.empty().dtype in _FLOATS else "quantised")
+    return frozenset(name for name, found in parts.items() if found <= _PLAIN)
 
 
 class LoadReport:

@@ -126,9 +126,8 @@ class Launch:
         found = DrafterConfig.from_dict(files.config)
         if files.quantisation is None:
             return found
-        dtypes = {name: header.torch_dtype for name, header in (files.tensors or {}).items()}
-        stored = {"quantization": method_of(files.quantisation), "plain_modules": plain_modules(dtypes)}
-        return found.model_copy(update=stored)
+        plain = plain_modules(files.tensors or {})
+        return found.model_copy(update={"quantization": method_of(files.quantisation), "plain_modules": plain})
 
     @cached_property
     def kind(self) -> str | None:
