@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from sglang_dflash.check.memory import state_bytes, target_kv_per_token
 from sglang_dflash.drafter.quantisation import quantization
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch.sizes import state_bytes, target_kv_per_token
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.threads import environment_defaults
 
@@ -244,7 +244,7 @@ def pool_defaults(
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
     token_bytes = sum(target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1))
-    state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
+    state = sum(state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1)[:2])
     defaults = {}
     if tokens * token_bytes <= memory * SMALL_PART:
         defaults["max_total_tokens"] = tokens

@@ -199,9 +199,15 @@ OF_MODELS: tuple[Replacement, ...] = (
 
 
 def install() -> None:
-    """Register every row of ``TABLE``, once per process, and disable ``pin_memory`` and ``record_stream``."""
+    """Register every row of ``TABLE``, once per process; make torch behave as its CPU build does.
+
+    Disable ``pin_memory`` and ``record_stream``. A CUDA build names CUDA as the accelerator of a machine without a GPU,
+    so ``torch.get_device_module()`` would return ``torch.cuda``, which looks for a driver.
+    """
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
+    torch._C._accelerator_getAccelerator = _no_accelerator
+    torch.get_device_module.cache_clear()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for row in TABLE:
@@ -239,4 +245,8 @@ def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _record_stream(tensor: Tensor, stream: Any) -> None:
+    return None
+
+
+def _no_accelerator() -> None:
     return None

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -32,10 +32,10 @@ from sglang_dflash.errors import DFlashError
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
-TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER = "tokenizer.json"
 MAX_BYTES = 64 << 20  # bytes
 
-_READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
+_READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
 _BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name; BOOL has none
@@ -148,22 +148,6 @@ class ModelFiles:
     def index(self) -> dict[str, Any] | None:
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
-
-    def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor or some of its rows, or None. ``name`` is the end of its name, after a dot."""
-        for file in _weight_files(self.folder):
-            with (
-                suppress(SafetensorError, OSError),
-                safe_open(file, framework="pt") as tensors,
-            ):  # the loader reports it
-                for key in tensors.keys():  # noqa: SIM118
-                    if f".{key}".endswith(f".{name}"):
-                        part = tensors.get_slice(key)
-                        if rows is None:
-                            return part[:]
-                        if rows and max(rows) < part.get_shape()[0]:
-                            return torch.cat([part[row : row + 1] for row in rows])
-        return None
 
     def _headers(self) -> dict[str, TensorHeader]:
         files = _weight_files(self.folder)

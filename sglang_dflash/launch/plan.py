@@ -90,7 +90,7 @@ def draft_window(launch: Launch) -> DraftWindow | None:
 def check_window(launch: Launch) -> Iterator[Finding]:
     reads = draft_window(launch)
     kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
-    yield ok("none" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
+    yield ok("" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)

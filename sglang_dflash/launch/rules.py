@@ -16,8 +16,8 @@ from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
 from sglang_dflash.launch.plan import check_backup, check_overlap
-from sglang_dflash.launch.published import published_drafters
-from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH, READ, flag_of
+from sglang_dflash.launch.published import card_of_target
+from sglang_dflash.launch.settings import DRAFTER_ARGUMENTS, ONE_FORWARD_SWITCH, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
 from sglang_dflash.launch.widths import check_widths
 
@@ -39,7 +39,7 @@ def judge(launch: Launch, rules: Mapping[str, Rule]) -> Iterator[Finding]:
     """
     for about, rule in rules.items():
         try:
-            found = next(rule(launch), ok("as expected"))
+            found = next(rule(launch), ok(""))
             if found.level == "builtin":
                 found = next(choice.served_by_neither(found.value, launch), found)
         except DFlashError as refused:
@@ -73,15 +73,13 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
             f"--disaggregation-mode {settings.disaggregation_mode} without a drafter",
             remedy="set --speculative-draft-model-path, or leave --disaggregation-mode out",
         )
-    for flag in (
-        flag_of(name) for name in sorted(READ) if name.startswith("speculative_draft_") and getattr(settings, name)
-    ):
+    for flag in (flag_of(name) for name in DRAFTER_ARGUMENTS if getattr(settings, name)):
         yield error(
             f"{flag} without --speculative-draft-model-path",
             remedy=f"set --speculative-draft-model-path, or leave {flag} out",
         )
-    drafter = published_drafters().get(settings.model_path)
-    published = f"; --speculative-draft-model-path auto serves the published drafter {drafter}" if drafter else ""
+    card = card_of_target(settings.model_path)
+    published = f"; --speculative-draft-model-path auto serves {card['drafter']}" if card else ""
     yield note(
         f"there is no drafter: blocks are copied from text that a request repeats{published}",
         remedy="none needed; a drafter's card names its target",

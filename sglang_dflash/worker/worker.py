@@ -28,7 +28,7 @@ from sglang_dflash.features.hidden import for_clients, keep_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
 from sglang_dflash.features.pools import log_pools
 from sglang_dflash.features.ranks import SharedWidth
-from sglang_dflash.features.telemetry import EVERY, Telemetry, allocated_bytes, identity
+from sglang_dflash.features.telemetry import EVERY, Telemetry, identity
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
@@ -138,12 +138,10 @@ class DFlashWorker(BaseSpecWorker):
         return [] if self.drafter is None else [("draft", self.drafter)]
 
     def server_info(self) -> dict[str, Any]:
-        memory = {"history": 0, **allocated_bytes(self._target, self.drafter)}
-        info = {"copy_choice": None, **self.identity}
+        info = {**self.identity, "hooks": hooks.installed()}
         for feature in self._features:
             info |= feature.info()
-            memory |= feature.memory()
-        return {**info, "memory_bytes": memory, "hooks": hooks.installed()}
+        return info
 
     def weights_updated(self, role: str, version: str | None) -> None:
         """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""

@@ -21,6 +21,7 @@ from tests.support.servers import (
     draft_arguments,
     running,
     target_arguments,
+    with_plugin,
     worker_info,
 )
 
@@ -92,7 +93,7 @@ def test_an_override_of_the_target_leaves_the_drafter_its_own(plain: list[Answer
     same = {key: stated[key] for key in ("num_hidden_layers", "intermediate_size", "rms_norm_eps")}
     override = ("--json-model-override-args", json.dumps(same))
     command = (*target_arguments(PAIR), *draft_arguments(PAIR), *override)
-    with running(tmp_path, *command) as server:
+    with running(tmp_path, *command, **with_plugin(tmp_path, "memory")) as server:
         assert counted(generate_all(server, corpus(PAIR, PROMPTS), 1)) == counted(plain)
         pools = worker_info(server)["memory_bytes"]
     # Both models' K/V have the same slots: bytes differ by layers and heads.

@@ -231,7 +231,7 @@ def test_check_counts_the_stored_bytes(tmp_path: Path) -> None:
         models = {"target": str(target_path("tiny-dense")), "drafter": str(tmp_path / kind)}
         memory = preflight(parse_flags(("--dtype", "bfloat16"), **models)[0], GPUS["h200"]).memory
         assert memory is not None
-        found.append(memory.served.sizing.drafter_weights)
+        found.append(memory.sizing.drafter_weights)
     tensors = load_file(tmp_path / "quantised" / "model.safetensors").values()
     assert found[0] == sum(each.nbytes for each in tensors) < 0.55 * found[1]
 

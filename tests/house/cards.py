@@ -38,14 +38,15 @@ class Row(NamedTuple):
 
 
 # Whether a size or layout is guessed (~), target, drafter, and the folders of their configurations, in COMMANDS or of
-# the target's card.
+# the target's card. "@April" is a revision that the hub no longer serves.
 _PAIRS = """
 - RadixArk/Qwen3.8-27B-NVFP4 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-nvfp4 qwen38-27b-dflash2
 ~ Qwen/Qwen3.8-27B-FP8 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-fp8 qwen38-27b-dflash2
 ~ Qwen/Qwen3.8-27B incoai/Qwen3.8-27B-DFlash2 qwen38-27b qwen38-27b-dflash2
 - Qwen/Qwen3.6-27B z-lab/Qwen3.6-27B-DFlash card card
 ~ Qwen/Qwen3.5-27B z-lab/Qwen3.5-27B-DFlash card card
-- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash card card
+- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash card ../trainers/zlab-later
+- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash@April card card
 ~ Qwen/Qwen3.6-35B-A3B incoai/Qwen3.6-35B-A3B-DFlash2 card qwen36-35b-dflash2
 - ornith-ai/Ornith-1.5-35B-A3B jzinno/Ornith-1.5-35B-A3B-DFlash2 ornith15-35b-a3b ornith15-35b-dflash2
 ~ ornith-ai/Ornith-1.5-122B-NVFP4 incoai/Ornith-1.5-122B-DFlash2 ornith15-122b-nvfp4 ornith15-122b-dflash2
@@ -109,9 +110,10 @@ def pairs() -> Iterator[str]:
         names = [each.partition("/") for each in row[:2]]
         cells = [f"[{target}]({HUB}/{owner}/{target})" for owner, _, target in names[:1]]
         owner, _, drafter = names[1]
+        drafter, _, revision = drafter.partition("@")
         kind = "DFlash2" if "DFlash2" in drafter else "DFlash"
         cells[0] = f"{'~ ' if row.guessed else ''}{cells[0]}"
-        cells += [f"[{owner}, {kind}]({HUB}/{owner}/{drafter})"]
+        cells += [f"[{owner}, {kind}]({HUB}/{owner}/{drafter}){f', {revision}' * bool(revision)}"]
         for gpu in GPUS:
             added, requests, _ = served(row, "--gpu", gpu)
             cells.append(f"{requests or '–'}{'*' if added else ''}")

@@ -103,7 +103,6 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     from sglang_dflash import enter
     from sglang_dflash.drafter import checkpoint as reading
     from sglang_dflash.features.payoff import known_causes
-    from sglang_dflash.launch import pair_rules
     from sglang_dflash.launch import told as launch
     from sglang_dflash.upstream import read_record
 
@@ -120,8 +119,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     monkeypatch.setattr(launch, "judge", rules)
     monkeypatch.setattr(launch, "decide", decision)
     opened = Mock(wraps=reading.read_text)
-    for module in (reading, pair_rules):
-        monkeypatch.setattr(module, "read_text", opened)
+    monkeypatch.setattr(reading, "read_text", opened)
     monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
     settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
     args = SimpleNamespace(**vars(settings.arguments))

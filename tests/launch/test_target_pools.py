@@ -26,6 +26,7 @@ from sglang_dflash.check.memory import sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, fit
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import TokenPools
+from sglang_dflash.launch.plan import decide
 from tests.launch.commands import FOLDER
 
 pytestmark = pytest.mark.sglang
@@ -75,8 +76,8 @@ def predicted(folder: Path, tp: int, **fields: Any) -> tuple[Sizing, Pools]:
     flags = {"page_size": PAGE, "speculative_num_draft_tokens": BLOCK, "tp_size": tp, "kv_cache_dtype": "bf16"}
     settings = parse([], target=str(folder), drafter="")[0].changed(**flags, **fields)
     launch = Launch.of(settings.changed(speculative_draft_model_path=""), GPUS["h200"])
-    sizing = replace(sizing_of(launch), draft_kv=DRAFT, target_weights=0, drafter_weights=0)
-    kv_only = replace(sizing, kept=replace(sizing.kept, slot=0), replayed=replace(sizing.replayed, slot=0))
+    sizing = replace(sizing_of(launch, decide(launch)), draft_kv=DRAFT, target_weights=0, drafter_weights=0)
+    kv_only = replace(sizing, state=0)
     return sizing, fit(kv_only, FREE)
 
 
@@ -93,7 +94,7 @@ def test_the_pools_of_a_published_target_are_sglangs(
     theirs, state = sglangs(tmp_path, tp, **fields)
     sizing, ours = predicted(tmp_path, tp, **fields)
     assert (ours.tokens, ours.sliding_tokens) == (theirs.max_total_num_tokens, theirs.swa_max_total_num_tokens or 0)
-    assert sizing.kept.slot == sizing.replayed.slot == state
+    assert sizing.state == state
 
 
 def test_a_request_ends_at_the_smaller_pool() -> None:

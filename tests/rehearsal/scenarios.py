@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sglang_dflash.launch.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
 from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
@@ -177,6 +176,7 @@ _CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
 _STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(WIDTHS / "random_width.json")}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
+ONE_WIDTH = {"speculative_adaptive": True, "speculative_adaptive_config": str(WIDTHS / "8.json")}
 EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_timeout": 3600}
 _STEPPED = (
     "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
@@ -189,7 +189,7 @@ _MAMBA2 = "launches: sglang.kernels.ops.mamba.triton_ops.mamba_ssm._selective_sc
 _LONG = {"nemotron_h": {"repeat": 3, "cut": 124}}  # a hit ends at a track boundary, and the answers cross the next
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
-_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
+_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "take_copies"))
 _FP8 = "launches: sglang.kernels.ops.gemm.fp8_kernel._w8a8_block_fp8_matmul"
 _ATTENTION = tuple(f"{_OURS}attention.{op}_kernel" for op in ("attend_block", "reduce_parts"))
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
@@ -201,7 +201,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         DENSE,
         (adjusted(ask(DENSE, 3)),),
         (*_PADDED, *_CHOICES, *_COPIES, *_ATTENTION),
-        environment={COPIES: "1"},
+        options=ONE_WIDTH,
     ),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar", DENSE, _features(DENSE), _CHOICES
@@ -329,8 +329,13 @@ SCENARIOS: tuple[Scenario, ...] = (
             (ask(family, 2, 6, growth=2, **_LONG.get(family, {})),) * 2,
             ("replays: target 2", "replays: drafter 2", "events: cached tokens", *_COPIES[:1], *met),
             graphs=(2,),
-            options={"max_running_requests": 2, "skip_tokenizer_init": True, "watchdog_timeout": 3600, **options},
-            environment={COPIES: "1"},
+            options={
+                **ONE_WIDTH,
+                "max_running_requests": 2,
+                "skip_tokenizer_init": True,
+                "watchdog_timeout": 3600,
+                **options,
+            },
             same_blocks=same,
         )
         for family, name, met, same, options in (

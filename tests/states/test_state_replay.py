@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.generation import assert_nothing_leaked, counted, flush, generate_all
 from tests.support.prompts import corpus
-from tests.support.servers import FEATURES, Server, dflash_server, worker_info
+from tests.support.servers import FEATURES, Server, dflash_server, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +28,8 @@ def scratch_and_blocks(server: Server) -> tuple[int, list[tuple[list[int], int]]
 def test_a_replay_takes_a_fifth_of_the_scratch_at_most_and_the_same_blocks(
     dflash_hybrid: Server, tmp_path: Path
 ) -> None:
-    with dflash_server(PAIR, tmp_path, base=FEATURES, SGLANG_DFLASH_STATE_REPLAY="0") as server:
+    variables = {**with_plugin(tmp_path, "memory"), "SGLANG_DFLASH_STATE_REPLAY": "0"}
+    with dflash_server(PAIR, tmp_path, base=FEATURES, **variables) as server:
         kept, expected = scratch_and_blocks(server)
         assert "replayed" not in server.log
     replayed, found = scratch_and_blocks(dflash_hybrid)

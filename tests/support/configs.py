@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
@@ -55,7 +55,7 @@ MISSING = object()
 RULES = EARLY | LATE
 _ABOUT = [*DRAFTER_RULES]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = (
-    {about: RULES[about] for about in each} for each in (_ABOUT[:11], _ABOUT[11:15], _ABOUT[15:])
+    {about: RULES[about] for about in each} for each in (_ABOUT[:12], _ABOUT[12:16], _ABOUT[16:])
 )
 
 
@@ -156,7 +156,7 @@ def checked(name: str, *flags: str, on: Device = GPUS["h200"]) -> Report:
     return preflight(parse(flags, **card_pair(name))[0], on)
 
 
-def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> MemoryTable:
+def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> Pools:
     memory = checked(name, *flags, on=on).memory
     assert memory is not None
     return memory
