@@ -182,7 +182,7 @@ def _quantisation(launch: Launch) -> Iterator[Finding]:
     untested = untested_form(stored) if stored else None
     if stored and untested and not is_read(stored):
         yield error(f"the drafter is quantised by {untested}, for which SGLang has no layers", remedy=plain)
-    if untested:
+    elif untested:
         yield builtin(f"the drafter is quantised by {untested}")
     if flag and not stored:
         yield warn(
