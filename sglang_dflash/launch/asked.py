@@ -9,8 +9,9 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
+from sglang_dflash.drafter.quantisation import declared, method_of
+from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
@@ -60,7 +61,7 @@ class Launch:
     def of(cls, settings: Settings, device: Device) -> Launch:
         drafter, revision = settings.speculative_draft_model_path or "", settings.speculative_draft_model_revision
         target = ModelFiles(settings.model_path, settings.revision)
-        return cls(settings, device, target, ModelFiles(drafter, revision, settings.dequantises))
+        return cls(settings, device, target, ModelFiles(drafter, revision))
 
     def changed(self, **changes: Any) -> Launch:
         """Return a launch of the same models with other arguments of SGLang."""
@@ -118,7 +119,12 @@ class Launch:
     def drafter(self) -> DrafterConfig:
         if not self.has_drafter:
             return DrafterConfig.none(self.target)
-        return DrafterConfig.from_dict(self.drafter_files.config)
+        files = self.drafter_files
+        found = DrafterConfig.from_dict(files.config)
+        if files.quantisation is None:
+            return found
+        plain = plain_modules(files.tensors or {})
+        return found.model_copy(update={"quantization": method_of(files.quantisation), "plain_modules": plain})
 
     @cached_property
     def foreign_type(self) -> str | None:
@@ -197,8 +203,7 @@ class Launch:
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
         if self.draft_backend == "fa4":
             return target, served  # its kernels read K/V in the dtype of the queries
-        own = {} if settings.dequantises or not self.has_drafter else declared(self.drafter_files.published) or {}
-        return target, _kv_dtype(own, served) if chosen == "auto" else chosen
+        return target, served if chosen == "auto" else chosen  # a drafter with scales for K/V is SGLang's worker's
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

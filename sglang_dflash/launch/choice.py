@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, architecture, text_config
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
@@ -144,11 +143,6 @@ def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
         yield error(
             f"{reason}, and SGLang's own worker needs a drafter",
             remedy="set --speculative-draft-model-path, or change what is named",
-        )
-    elif not asked and is_set_aside(launch.drafter_files.published):
-        yield error(
-            f"{reason}, and SGLang's own worker does not dequantise the drafter",
-            remedy=f"use the drafter's plain weights, or {SWITCH}={BUILTIN} for SGLang's own worker and layers",
         )
     elif launch.device.kind == "cpu":
         yield error(

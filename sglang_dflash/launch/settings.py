@@ -111,10 +111,6 @@ class Settings:
         return self.asks_one_forward and self.one_forward_obstacle is None
 
     @property
-    def dequantises(self) -> bool:
-        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
-
-    @property
     def overrides(self) -> dict[str, Any]:
         return parse_object(self.json_model_override_args, OVERRIDE_FLAG)
 

@@ -60,7 +60,7 @@ def changes_for_models(launch: Launch) -> dict[str, Any]:
     if needs_bfloat16_states(launch):
         changes["mamba_ssm_dtype"] = "bfloat16"
     if launch.has_drafter and launch.settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's flag to the drafter
+        # SGLang would apply the target's flag to the drafter; the drafter's own config.json still applies
         changes["speculative_draft_model_quantization"] = PLAIN_LAYERS
     if launch.has_drafter and (view := plain_view(launch.drafter_files)):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", launch.drafter_files.name, view)
