@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, architecture, text_config
-from sglang_dflash.errors import Finding, builtin, error, first_true, ok
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH
 
@@ -107,11 +106,11 @@ def check_switch(launch: Launch) -> Iterator[Finding]:
 def check_target(launch: Launch) -> Iterator[Finding]:
     published = launch.target_files.published
     if "DFlash" in str(architecture(published)) or "dflash_config" in published:
-        yield error(
+        raise DFlashError(
             f"the target {launch.target_files.name} is a DFLASH drafter",
             remedy="swap the two models" if launch.has_drafter else "name the model that it drafts for",
         )
-    _ = launch.kind  # raises for a drafter that SGLang does not serve as DFLASH either
+    _ = launch.foreign_type  # raises for a drafter that SGLang does not serve as DFLASH either
     if reason := LEFT.get(str(launch.text.get("model_type"))):
         yield builtin(reason)
     layers = {"Mamba2": _has_mamba(launch.text), "KDA": "linear_attn_config" in launch.text}
@@ -124,8 +123,6 @@ def check_target(launch: Launch) -> Iterator[Finding]:
 
 def check_worker(launch: Launch) -> Iterator[Finding]:
     settings = launch.settings
-    if launch.kind:
-        yield builtin(f"the drafter type is {launch.kind}")
     if launch.device.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
         yield builtin(f"the device is {settings.device}")
     if settings.attn_cp_size > 1 and settings.groups == 1:
@@ -146,11 +143,6 @@ def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
         yield error(
             f"{reason}, and SGLang's own worker needs a drafter",
             remedy="set --speculative-draft-model-path, or change what is named",
-        )
-    elif not asked and is_set_aside(launch.drafter_files.published):
-        yield error(
-            f"{reason}, and SGLang's own worker does not dequantise the drafter",
-            remedy=f"use the drafter's plain weights, or {SWITCH}={BUILTIN} for SGLang's own worker and layers",
         )
     elif launch.device.kind == "cpu":
         yield error(

@@ -16,6 +16,7 @@ from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
 from sglang_dflash.launch.widths import WidthConfig
+from sglang_dflash.upstream import read_record
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -128,7 +129,7 @@ class ServingPlan:
         return min(self.block, self.drafter.block_size or self.block)
 
     @property
-    def drafts(self) -> bool:
+    def has_drafter(self) -> bool:
         return self.drafter.num_layers > 0
 
     @property
@@ -141,7 +142,7 @@ class ServingPlan:
             "block_size": self.block,
             "drafted": self.drafted,
             "adaptive": self.widths is not None,
-            "strategy": f"{'chain of argmax drafts' if self.drafts else 'copies alone'}, "
+            "strategy": f"{'chain of argmax drafts' if self.has_drafter else 'copies alone'}, "
             f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
@@ -166,7 +167,7 @@ def decide(launch: Launch) -> ServingPlan:
         window=draft_window(launch),
         replay=replay,
         records=record_length(launch) if replay else 0,
-        copies=launch.copies and settings.disaggregation_mode != "prefill",
+        copies=launch.widths is not None and settings.disaggregation_mode != "prefill",
         overlap=not (settings.disable_overlap_schedule or resumes_retracted(launch)),
         role=cast(Role, settings.disaggregation_mode),
         exact=exact,
@@ -205,6 +206,26 @@ def resumes_retracted(launch: Launch) -> bool:
     """
     backup = launch.settings.disaggregation_decode_retraction_backup
     return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a launch decided about DFLASH. Server arguments carry it to every process.
+
+    Attributes:
+        plan: of this package's worker; None if SGLang's own serves.
+        reason: why SGLang's own worker serves.
+        launch: of a launch that goes on, until SGLang has read the target and the plan is made.
+    """
+
+    plan: ServingPlan | None = None
+    reason: str | None = None
+    launch: Launch | None = None
+
+
+def decision_of(server_args: Any) -> Decision:
+    """Return what was decided; an empty decision for arguments of another algorithm or without this package."""
+    return cast(Decision, read_record(server_args) or Decision())
 
 
 class Worker(Protocol):

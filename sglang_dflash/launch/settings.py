@@ -12,12 +12,11 @@ from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.upstream import BUILTIN, SWITCH
 
 OURS = "sglang-dflash"
-COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
 _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS |= dict.fromkeys((COPIES_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
+_WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
@@ -110,10 +109,6 @@ class Settings:
     @property
     def wants_one_forward(self) -> bool:
         return self.asks_one_forward and self.one_forward_obstacle is None
-
-    @property
-    def dequantises(self) -> bool:
-        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
 
     @property
     def overrides(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from sglang_dflash.features.telemetry import EVERY, Telemetry, identity
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
-from sglang_dflash.launch.plan import ServingPlan, current
+from sglang_dflash.launch.plan import current, decision_of
 from sglang_dflash.launch.settings import slots_per_request
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
@@ -41,7 +41,7 @@ from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.step.flight import Flight
 from sglang_dflash.step.state import DraftState
 from sglang_dflash.step.step import GrammarBarrier, Publish, Step, idle_result
-from sglang_dflash.upstream import hooks, read_record
+from sglang_dflash.upstream import hooks
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
 from sglang_dflash.worker.draft_graphs import DraftGraphs
@@ -95,8 +95,8 @@ class DFlashWorker(BaseSpecWorker):
     @timed("drafter")
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
-        plan = read_record(server_args)
-        assert isinstance(plan, ServingPlan)
+        plan = decision_of(server_args).plan
+        assert plan is not None
         current.worker, self.plan, self._target_worker = self, plan, target_worker
         self._is_first = get_parallel().attn_tp_rank == 0
         ranks = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
@@ -105,7 +105,7 @@ class DFlashWorker(BaseSpecWorker):
         self._draft_worker: TpModelWorker | None = None
         self.drafter: ModelRunner | None = None
         mask_embedding = None
-        if self.plan.drafts:
+        if self.plan.has_drafter:
             with draft_pp_context(), draft_tp_context(ranks):
                 self._draft_worker = build_draft_tp_worker(
                     server_args=server_args,

@@ -52,6 +52,15 @@ def test_no_fraction_is_proposed_at_which_servers_died(gpu: str, died: float, ra
         assert highest_fraction(launch.changed(**harder)) < highest or launch.device.is_unified
 
 
+def test_the_proposed_fraction_counts_the_block_of_the_drafter() -> None:
+    sizes = target(vocab_size=248_320), GPUS["rtx3090"]
+    by_default, by_flag, wider = (
+        highest_fraction(launch_of(drafter(block_size=block), *sizes, **given))
+        for block, given in ((8, {}), (16, {BLOCKS: 8}), (16, {}))
+    )
+    assert by_default == by_flag > wider
+
+
 def test_all_requests_run_without_a_ratio() -> None:
     short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
     chosen = checked(NAME, *FLAGS, *short, on=GPU)

@@ -104,7 +104,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     from sglang_dflash.drafter import checkpoint as reading
     from sglang_dflash.features.payoff import known_causes
     from sglang_dflash.launch import told as launch
-    from sglang_dflash.upstream import read_record
+    from sglang_dflash.launch.plan import decision_of
 
     for name, value in {
         "this_device": lambda _: GPUS["h200"],
@@ -130,8 +130,8 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     assert {"target/config.json", "drafter/config.json"} <= set(files) and len(files) == len(set(files))
     assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
     assert args.mamba_full_memory_ratio == settings.mamba_full_memory_ratio and not args.speculative_adaptive
-    plan = read_record(args)
-    assert isinstance(plan, ServingPlan)
+    plan = decision_of(args).plan
+    assert plan is not None
     assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
 
     opened.reset_mock()

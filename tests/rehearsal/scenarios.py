@@ -18,6 +18,7 @@ from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.report import FAILS
 from tests.support.preloaded import WIDTHS
 from tests.support.prompts import corpus
+from tests.support.quantised import write_quantised
 
 Request = dict[str, Any]
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -42,6 +43,7 @@ class Scenario:
         options: further arguments of the engine.
         environment: further variables, for both platforms.
         exact: whether it is compared with the rehearsal's own plain decoding instead, log-probabilities bit by bit.
+        quantised: whether a rehearsal serves the drafter in block FP8, and the torch platform its plain weights.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
     """
@@ -56,11 +58,14 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
+    quantised: bool = False
     same_blocks: bool = True
 
-    def keywords(self, *, plain: bool = False) -> dict[str, Any]:
+    def keywords(self, *, plain: bool = False, rehearse: bool = False) -> dict[str, Any]:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
         drafter = None if self.drafter is None else str(_folder(self.pair, self.drafter))
+        if self.quantised:
+            drafter = str(_quantised(self.pair) / ("quantised" if rehearse else "plain"))
         keywords = {
             **_SHARED,
             **(_RECURRENT if self.pair == HYBRID else {}),
@@ -79,6 +84,17 @@ def _folder(pair: str, drafter: str | None) -> Path:
         with _BUILDING:  # both platforms' threads come here
             return _random_pair(pair) / ("target" if drafter is None else "drafter")
     return target_path(pair) if drafter is None else drafter_path(pair, drafter)
+
+
+def _quantised(pair: str) -> Path:
+    with _BUILDING:
+        return _both_forms(pair)
+
+
+@cache
+def _both_forms(pair: str) -> Path:
+    write_quantised(folder := Path(tempfile.mkdtemp(prefix="rehearsal-")), pair)
+    return folder
 
 
 @cache
@@ -170,6 +186,7 @@ _PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "take_copies"))
+_FP8 = "launches: sglang.kernels.ops.gemm.fp8_kernel._w8a8_block_fp8_matmul"
 _ATTENTION = tuple(f"{_OURS}attention.{op}_kernel" for op in ("attend_block", "reduce_parts"))
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
@@ -291,6 +308,15 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
+    Scenario(
+        "a drafter in block FP8",
+        DENSE,
+        (ask(DENSE, 2),),
+        (*_REPLAYED, _FP8),
+        graphs=(4,),
+        options={"dtype": "bfloat16"},
+        quantised=True,
+    ),
     *(
         Scenario(
             f"{family}: {name}",

@@ -24,7 +24,7 @@ from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import ServingPlan, current, decide
+from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
@@ -94,8 +94,8 @@ def launch_of(
 
 
 def finding(about: str, launch: Launch) -> Finding:
-    [found] = judge(launch, {about: RULES[about]})
-    return found
+    """The first finding of a rule."""
+    return next(judge(launch, {about: RULES[about]}))
 
 
 def planned(launch: Launch) -> ServingPlan:
@@ -135,7 +135,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
 
     written: dict[str, Any] = {}
     for name, value in {
-        "read_record": lambda _: Launch.of(settings, device),
+        "decision_of": lambda _: Decision(launch=Launch.of(settings, device)),
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
