@@ -11,8 +11,7 @@ from sglang_dflash.check import flags
 from sglang_dflash.check.command import split
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.settings import COPIES_SWITCH, Settings, in_transfer, slots_per_request
-from tests.support.configs import DRAFTER, launch_of
+from sglang_dflash.launch.settings import EXACT_SWITCH, Settings, in_transfer, slots_per_request
 
 
 def parse(*words: str) -> tuple[Settings, list[str]]:
@@ -159,17 +158,6 @@ def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
     assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
 
 
-@pytest.mark.parametrize(
-    ("switch", "adaptive", "copied"),
-    [("", False, False), ("", True, True), ("1", False, True), ("0", True, False), ("1", True, True)],
-)
-def test_blocks_are_copied_with_adaptive_widths_unless_chosen_otherwise(
-    switch: str, adaptive: bool, copied: bool
-) -> None:
-    launch = launch_of(DRAFTER, environ={COPIES_SWITCH: switch}, speculative_adaptive=adaptive)
-    assert launch.copies is copied
-
-
 def test_an_invalid_variable_is_refused() -> None:
-    with pytest.raises(DFlashError, match=COPIES_SWITCH):
-        Settings(environ={COPIES_SWITCH: "yes"}).validate()
+    with pytest.raises(DFlashError, match=EXACT_SWITCH):
+        Settings(environ={EXACT_SWITCH: "yes"}).validate()
