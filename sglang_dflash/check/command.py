@@ -15,7 +15,7 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.device import Device, why_no_accelerator
 from sglang_dflash.launch.old_flags import explain_environment, modernise_argv
-from sglang_dflash.launch.published import card_of_drafter
+from sglang_dflash.launch.published import card_of_drafter, parsers_of
 from sglang_dflash.launch.settings import flag_of
 from sglang_dflash.upstream import installed_plugins
 
@@ -45,6 +45,9 @@ def examine(words: Sequence[str], memory_gib: float | None, gpu: str | None, use
         if block and not settings.block:
             settings = settings.changed(**{_BLOCK: block})
             command += f" {flag_of(_BLOCK)} {block}"
+    for name, parser in parsers_of(models[0]).items():
+        if not getattr(settings, name):
+            command += f" {flag_of(name)} {parser}"
     report = preflight(settings, device)
     if report.memory:  # otherwise not all flags have been read
         read += check_unread(given, settings)

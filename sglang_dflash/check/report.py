@@ -35,7 +35,6 @@ class Report:
     findings: list[Finding]
     plan: ServingPlan | None = None
     memory: Pools | None = None
-    other: Pools | None = None  # with a hybrid target's states stored the other way
     advice: Sequence[Advice] = ()
     replicas: int = 1  # servers behind one address
     command: str = ""  # that starts a server, without proposed flags
@@ -84,7 +83,6 @@ class Report:
         memory = self.memory and {
             "static_bytes": self.memory.static_bytes,
             "served": _pools_json(self.memory),
-            "other": self.other and _pools_json(self.other),
             "advice": [asdict(each) for each in self.advice],
         }
         return {
@@ -117,8 +115,6 @@ class Report:
         if plan is not None:
             parts = [f"block {plan.block}", "fixed width" if plan.widths is None else "adaptive width"]
             parts += ["copied blocks" if plan.copies else "no copies"]
-            if self.other is not None:
-                parts += ["states replayed" if plan.replay else "states kept"]
             yield f"  {', '.join(parts)}"
         if memory is not None and memory.tokens:
             pools = memory
@@ -126,7 +122,8 @@ class Report:
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
             sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
             ended = f", limited by {limit}" if sliding else ""
-            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
+            conversation = f"; one conversation of {pools.longest:,} tokens"
+            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths}{conversation})"]
             if pools.sizing.state and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
             yield f"  {', '.join(parts)}"
@@ -160,7 +157,12 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
-    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by, "prefixes": pools.prefixes}
+    return asdict(pools) | {
+        "bytes": pools.bytes,
+        "capped_by": pools.capped_by,
+        "prefixes": pools.prefixes,
+        "longest": pools.longest,
+    }
 
 
 def _requests(number: int) -> str:
@@ -187,13 +189,12 @@ def preflight(settings: Settings, device: Device) -> Report:
     if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        memory, other = (predict(launch, each) for each in (plan, replace(plan, replay=not plan.replay)))
+        memory = predict(launch, plan)
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     advice = more_requests(launch, memory)
     findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
-    hybrid = memory.sizing.records or other.sizing.records
-    return Report(findings, plan, memory, other if hybrid else None, advice, settings.replicas)
+    return Report(findings, plan, memory, advice, settings.replicas)
 
 
 def _check_stages(settings: Settings) -> Iterator[Finding]:

@@ -43,6 +43,12 @@ def card_of_target(name_or_path: str) -> dict[str, Any] | None:
     return next((card for card in published_pairs().values() if model_name(card["target"]) == wanted), None)
 
 
+def parsers_of(target: str) -> dict[str, str]:
+    """Return SGLang's parsers for a target's thoughts and calls, by argument. SGLang's cookbook names them."""
+    found: dict[str, str] = (card_of_target(target) or {}).get("parsers", {})
+    return found
+
+
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
     wanted = model_name(name_or_path)
     cards = published_pairs().values()

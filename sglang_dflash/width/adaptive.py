@@ -14,7 +14,8 @@ SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
 SHARE, SAVED = 0.006, 3.0  # of the time, what probes may lose; the most that they may lose at once, in steps
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
-EVERY = 8  # steps between probes
+RESERVE = 2.5  # steps of the budget, for probes after one that accepted more than expected
+EVERY, EVERY_IF_BETTER = 8, 2  # steps between probes
 
 
 class AdaptiveWidth(WidthPolicy):
@@ -35,6 +36,7 @@ class AdaptiveWidth(WidthPolicy):
         self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
         self.tokens_per_ms = self._missed_gains = 0.0
         self._budget = SAVED * costs.row(1)[0]  # milliseconds
+        self._better = False  # whether the last probe accepted more than expected
         self._best = self._since_probe = self._probes = self._batch_size = self._plain_in_a_row = self._pauses = 0
 
     def width(self, batch_size: int, matches: Sequence[int] = ()) -> int:
@@ -57,6 +59,9 @@ class AdaptiveWidth(WidthPolicy):
         return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
+        if width > self.widths[self._best]:
+            requests = (self.by_bucket[bucket] for bucket in buckets or [0] * len(accept_lens))
+            self._better = sum(accept_lens) > sum(each.tokens[min(width, each.max_width)] for each in requests)
         by_bucket: list[list[int]] = [[] for _ in range(BUCKETS)]
         for length, bucket in zip(accept_lens, buckets or [0] * len(accept_lens), strict=True):
             by_bucket[bucket].append(length)
@@ -113,12 +118,13 @@ class AdaptiveWidth(WidthPolicy):
         step, rate = row[best], tokens[best] / row[best]
         self._budget = min(self._budget + SHARE * step, SAVED * step)
         self._since_probe += 1
-        if best + 1 == len(row) or self._since_probe < EVERY:
+        every, reserve = (EVERY_IF_BETTER, 0.0) if self._better else (EVERY, RESERVE * step)
+        if best + 1 == len(row) or self._since_probe < every:
             return best
         losses = [ms - count / rate for ms, count in zip(row, tokens, strict=True)]
         most = max(losses[best + 1], 0.0) + MORE * step
         wider = max(column for column in range(best + 1, len(row)) if losses[column] <= most)
-        if losses[wider] > self._budget:
+        if losses[wider] > self._budget - reserve:
             return best
         self._budget, self._since_probe = self._budget - max(losses[wider], 0.0), 0
         return wider

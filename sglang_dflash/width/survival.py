@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 PRIOR, MATCHED_PRIOR = 0.8, 0.9  # published drafters accept about 4 to 6 tokens of 16
-MEMORY = 24.0  # tries of a position after which older ones have faded to 1/e
+MEMORY = 16.0  # tries of a position after which older ones have faded to 1/e
 FIRST_PRIOR_TRIES, NEIGHBOUR_TRIES = 1.0, 4.0  # weights of the prior and of the previous position's hazard
 START_TRIES = 10.0  # first requests are often a warm-up with odd prompts
 

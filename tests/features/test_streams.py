@@ -213,7 +213,9 @@ def test_chunks_are_those_of_single_tokens(
         if not stream and kind == "byte-fallback" and cut:  # SGLang's whole text depends on where it cuts
             continue
         by_length = {len(ids): text for text, ids, *_ in texts_of}
-        for text, ids, *_ in ours:
+        for (text, ids, *_), (plain_text, *_) in zip(ours, structure, strict=True):
+            if not stream and text == plain_text:  # SGLang sends the start of a stop string that is not streamed
+                continue
             expected = by_length.get(len(ids), text)
             # SGLang holds back a word that precedes an incomplete character if it sends both in one chunk
             assert text == expected or (stops and len(ids) < max(by_length) and text.startswith(expected))

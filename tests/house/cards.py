@@ -90,17 +90,18 @@ def printed(target: str, drafter: str, *flags: str) -> str:
 
 
 def served(row: Row, *flags: str) -> tuple[str, int, int]:
-    """Return the flags that ``check`` adds, the requests of 8,192 tokens (or a shorter one) and all tokens of K/V."""
+    """Return the flags that ``check`` adds, the requests of 8,192 tokens (or a shorter one) and of one conversation."""
     memory = json.loads(printed(*row.files, "--json", *flags))["memory"]
     found, added = memory["served"], ""
     if not found["running"]:
         here = [each for each in memory["advice"] if each["gpus"] == 1]
         if not here:
             return "", 0, 0
+        context = found["sizing"]["context"]
         found = max(here, key=lambda each: each["running"])
-        added = found["flag"]
-    running, tokens = found["running"], found["tokens"]
-    return added, min(running, max(1, tokens // TOKENS_PER_REQUEST)), tokens
+        added, found = found["flag"], {**found, "longest": min(context, found["tokens"])}
+    requests = min(found["running"], max(1, found["tokens"] // TOKENS_PER_REQUEST))
+    return added, requests, found["longest"]
 
 
 def pairs() -> Iterator[str]:
@@ -121,13 +122,13 @@ def pairs() -> Iterator[str]:
 
 
 def one_card() -> Iterator[str]:
-    yield "| card | target | flags | requests | K/V tokens | evidence |"
+    yield "| card | target | flags | requests of 8,192 tokens | or one conversation | evidence |"
     yield "|---" * 6 + "|"
     for gpu, target, flags, evidence in ONE_CARD:
         added, requests, tokens = served(row_of(target), "--gpu", gpu, *flags.split())
         given = f"`{' '.join(filter(None, [flags, added]))}`" if flags or added else "none"
         words = evidence if evidence == "predicted" else f"[{evidence}](results/gpu.md#step-times), random weights"
-        yield f"| {GPUS[gpu]} | `{target}` | {given} | {requests} | {tokens:,} | {words} |"
+        yield f"| {GPUS[gpu]} | `{target}` | {given} | {requests} | {tokens:,} tokens | {words} |"
 
 
 TABLES = {ROOT / "README.md": ("pairs", pairs), ROOT / "docs/setup.md": ("cards", one_card)}

@@ -33,10 +33,10 @@ def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
     chosen = policy(machine)
     drive(chosen, machine, lambda _: 0.05, 300, lambda _: 1)
     pause = chosen.paused
-    assert pause is not None and chosen.width(1) == 1
+    assert pause is not None and min(chosen.width(1) for _ in range(2)) == 1  # one may be a probe
     assert chosen.width(1, ONE[4]) > 1
     chosen.observe(1, [1])
-    assert chosen.width(1) == 1 and chosen.paused is pause and chosen.describe()["pauses"] == 1
+    assert min(chosen.width(1) for _ in range(2)) == 1 and chosen.paused is pause and chosen.describe()["pauses"] == 1
 
 
 @pytest.mark.parametrize(("ratio", "pays"), [(1.5, True), (8.0, False)])
