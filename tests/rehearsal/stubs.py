@@ -106,6 +106,8 @@ STUBS: dict[str, Any] = {
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
     # A GPU with 4 multiprocessors. On CUDA grids have other sizes; uncovered (tests/ops/published.py compiles them).
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
+    # Its name, by which SGLang chooses tiles of an FP8 product. On CUDA tiles have other sizes; uncovered.
+    "sglang.kernels.ops.gemm.fp8_kernel.get_device_name": lambda device_id=0: _PROPERTIES.name,
     # Deterministic inference. On CUDA it replaces operators of CUDA tensors; refused: operands.
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_dispatch_device_backend": lambda: "CPU",
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_device_core_count": lambda device=0: 4,
