@@ -74,8 +74,8 @@ STUBS: dict[str, Any] = {
     # Experts. On CUDA they run in fused kernels; uncovered.
     "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": run_experts,
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
-    "sglang_dflash.launch.told.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.launch.choice.served_by_neither": lambda reason, launch: iter(()),  # of the kit
+    "sglang_dflash.launch.resolution.on_our_cpu_platform": lambda: True,
+    "sglang_dflash.launch.which_worker.served_by_neither": lambda reason, launch: iter(()),  # of the kit
     "sglang_dflash.launch.pair_rules.no_cpu_serves": lambda what, launch: iter(()),
     # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
