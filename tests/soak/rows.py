@@ -1,4 +1,4 @@
-"""The rows of ``make soak``: servers, load and events, as data. ``docs/results/soak.md`` has what they found."""
+"""The rows of ``make soak``: servers, load and events, as data."""
 
 from __future__ import annotations
 
@@ -228,7 +228,6 @@ FAMILIES = [
     for pair, flags in (
         ("gpt_oss", ("--max-total-tokens", "8192", "--swa-full-tokens-ratio", "0.05", *EAGER)),
         ("deepseek_v3", RANDOM_WIDTHS),
-        ("nemotron_h", (*TRACKED, *RANDOM_WIDTHS)),
     )
 ]
 IMAGES = Row(

@@ -21,8 +21,8 @@ def test_the_speed_is_97_percent_of_that_of_the_best_width_in_each_phase(machine
 
 @pytest.mark.parametrize("size", [1, 8])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_where_no_draft_is_accepted_the_speed_is_99_percent_of_plain_decodings(machine, size):
+def test_where_no_draft_is_accepted_the_speed_is_98_percent_of_plain_decodings(machine, size):
     first, *later = regret(machine, phases_of("never", size) * 5, seeds=1)
-    assert Phase.sum([first, *later]).over(1) >= 0.99
+    assert Phase.sum([first, *later]).over(1) >= 0.98
     assert min(phase.over(1) for phase in later) >= 0.98
     assert first.over(1) >= 0.88  # 12 steps

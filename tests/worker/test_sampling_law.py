@@ -7,7 +7,9 @@ import pytest
 import torch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
+from sglang_dflash.ops import accept_block
 from sglang_dflash.ops.reference.sampling import filter_probs
+from sglang_dflash.worker.accept import simulate
 from sglang_dflash_lab.train.sampling import Rejection
 from tests.support.probability import p_value
 
@@ -32,10 +34,19 @@ def test_filters_keep_what_sglangs_pytorch_sampler_keeps(temperature: float) -> 
 
 
 def test_simulated_rejection_sampling_keeps_the_targets_law() -> None:
-    """That of docs/results/sampled.md."""
+    """That of docs/internals/exact.md."""
     way, scores, candidates, drawn = Rejection(5, 0.8, 0.8), np.linspace(0, 2, 12), np.array([3, 7, 1, 9, 4]), []
     for _ in range(20_000):
         way.draft(candidates / 4, candidates, 7)
         drawn.append(way.draw(scores, np.arange(12), 7))
     weights = torch.from_numpy(way.weights(scores))
     assert p_value(torch.tensor(drawn).bincount(minlength=12), weights / weights.sum()) > 1e-3
+
+
+@pytest.mark.parametrize(("room", "committed"), [(None, 8), (3, 3), (1, 1)])
+def test_simulated_accept_lengths_end_at_the_last_slot(room: int | None, committed: int) -> None:
+    drafts, targets = torch.arange(1, 17).view(2, 8), torch.zeros(2, 8, dtype=torch.int64)
+    drafts[:, room:] = drafts[:, room:] if room is None else -1
+    simulate(drafts, targets, 8.0, room)
+    accepted = accept_block(drafts, targets, torch.tensor([5, 9]))
+    assert accepted.accept_lens.tolist() == [committed] * 2
