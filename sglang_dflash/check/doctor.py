@@ -26,7 +26,7 @@ PARTS = {
     "sgl-kernel": "sglang-kernel",
 }
 TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}  # on CPUs
-ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/results/gpu.md
+ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/internals/gpu.md
 
 
 class Builtin(DFlashError):
