@@ -26,11 +26,11 @@ from sglang_dflash.check.cli import COMMANDS, app, loaded
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
-from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.old_flags import RENAMED
 from sglang_dflash.launch.published import drafter_of, parsers_of
 from sglang_dflash.launch.settings import flag_of
+from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.house import cards
 from tests.house.cards import PAIRS, TABLES, Row, row_of, served
