@@ -9,16 +9,16 @@ from sglang_dflash.check.machine import GIB, MIB
 from sglang_dflash.check.pools import Pools, Sizing, fit
 from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.tensors import expected_shapes
+from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes
 from sglang_dflash.errors import Finding, note, warn
-from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.choice import unproven_kind
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE, size
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
 from sglang_dflash.launch.sizes import dtype_bytes, heads_per_rank, state_bytes, target_kv_per_token
 from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
+from sglang_dflash.launch.which_worker import unproven_kind
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -111,7 +111,7 @@ def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
     slides = count(launch.text, "sliding_window") - 1 if sliding_kv else 0
     return Sizing(
         target_weights=_target_weights(launch, dtype),
-        drafter_weights=_drafter_weights(drafter, dtype, tp),
+        drafter_weights=_drafter_weights(launch, dtype, tp),
         target_kv=target_kv,
         sliding_kv=sliding_kv,
         sliding_window=slides,
@@ -153,15 +153,10 @@ def _request_state(launch: Launch, plan: ServingPlan) -> tuple[int, int, int]:
     conv_dtype = settings.variable(CONV_DTYPE) or ("bfloat16" if launch.device.kind == "gpu" else launch.dtype)
     dtypes = {"recurrent_bytes": dtype_bytes(state_dtype(launch)), "conv_bytes": dtype_bytes(conv_dtype)}
     recurrent, conv, column, record = state_bytes(launch.text, **dtypes, tp_size=settings.sharing)
-    # a prefill server verifies nothing; SGLang's exceptions (_pd_prefill_skips_mamba_spec_state)
-    may_verify = settings.enable_pd_role_switch or settings.enable_unified_memory
-    if settings.disaggregation_mode == "prefill" and not may_verify:
+    if not plan.replay:  # a prefill server verifies nothing
         return recurrent + conv, 0, 0
-    columns = conv + (block - 1) * column
-    if not (plan.replay and record):
-        return recurrent + conv, block * recurrent + columns, 0
     records = max(settings.linear_replayssm_cache_len, ring_length(block)) * record
-    return recurrent + conv, records + columns, records
+    return recurrent + conv, records + conv + (block - 1) * column, records
 
 
 def is_weighed(launch: Launch) -> bool:
@@ -218,10 +213,13 @@ def _stated_size(files: ModelFiles) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _drafter_weights(drafter: DrafterConfig, dtype: str, tp_size: int) -> int:
-    shapes = expected_shapes(drafter).items()
-    held = sum(math.prod(shape) // sharing_ranks(name, drafter, tp_size) for name, shape in shapes)
-    return int(held * dtype_bytes(dtype))
+def _drafter_weights(launch: Launch, dtype: str, tp_size: int) -> int:
+    drafter, headers = launch.drafter, launch.drafter_files.tensors or {}
+    sizes = {name: int(math.prod(shape) * dtype_bytes(dtype)) for name, shape in expected_shapes(drafter).items()}
+    if drafter.quantization and headers:
+        stored = {name.removeprefix("model."): each.num_bytes for name, each in headers.items()}
+        sizes = {name: size for name, size in stored.items() if name not in copied_shapes(drafter)}
+    return sum(size // sharing_ranks(name, drafter, tp_size) for name, size in sizes.items())
 
 
 def draft_kv_per_token(drafter: DrafterConfig, *, kv_bytes: float, tp_size: int) -> int:
@@ -234,5 +232,5 @@ def sharing_ranks(name: str, config: DrafterConfig, tp_size: int) -> int:
     layer = module.rpartition(".")[2]
     if layer in ("k_proj", "v_proj"):
         return min(tp_size, config.num_kv_heads)
-    is_divided = layer in ("q_proj", "gate_proj", "up_proj", "down_proj") or (layer, kind) == ("o_proj", "weight")
+    is_divided = layer in ("q_proj", "gate_proj", "up_proj", "down_proj") or (layer == "o_proj" and kind != "bias")
     return tp_size if is_divided else 1

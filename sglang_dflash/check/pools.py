@@ -35,7 +35,7 @@ class Sizing:
     max_running: int  # requested
     state: int = 0  # recurrent, of a request
     scratch: int = 0  # of a request in a verify
-    records: int = 0  # part of the scratch that a replay reads; 0 if a verify stores the state after every token
+    records: int = 0  # part of the scratch that a replay reads
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
@@ -138,8 +138,7 @@ class Pools:
             return "--max-running-requests"
         if not self.sizing.state or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.sizing.max_running if self.sizing.records else self.running
-        scratch, states = rows * self.sizing.scratch, self.state_slots * self.sizing.state
+        scratch, states = self.sizing.max_running * self.sizing.scratch, self.state_slots * self.sizing.state
         return "verify scratch" if scratch > states else "recurrent states"
 
 
@@ -147,7 +146,7 @@ def fit(sizing: Sizing, static_bytes: float) -> Pools:
     """Divide ``static_bytes`` as SGLang does; 0 requests if one does not fit."""
     rest, slots, running = static_bytes - sizing.weights, 0, sizing.max_running
     if sizing.state:
-        slots, running, rest = (_fit_replayed if sizing.records else _fit_kept)(sizing, rest)
+        slots, running, rest = _fit_states(sizing, rest)
     tokens, sliding = _fit_tokens(sizing, rest - sizing.window_slots(running) * sizing.draft_kv)
     running = min(running, tokens // 2)
     if sizing.state:  # a decoding server has at least one per row
@@ -166,21 +165,11 @@ def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
     return (tokens, own) if own > sizing.sliding_window + page else (0, 0)
 
 
-def _fit_kept(sizing: Sizing, rest: float) -> tuple[int, int, float]:
-    """State slots, running requests, and the bytes left for K/V.
+def _fit_states(sizing: Sizing, rest: float) -> tuple[int, int, float]:
+    """Return state slots, running requests, and the bytes left for K/V.
 
-    SGLang budgets a whole slot per block position.
+    SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them.
     """
-    slots, block = sizing.max_states, sizing.block if sizing.scratch else 0
-    if slots is None:
-        budget = max(0.0, rest) * sizing.state_share / (1 + sizing.state_share) - sizing.state * (1 + block)
-        slots = max(0, int(budget // (sizing.state * (1 + block / sizing.slots_per_request))))
-    running = min(sizing.max_running, slots // sizing.slots_per_request)
-    return slots, running, rest - sizing.state * ((running + 1) * block + slots + 1)
-
-
-def _fit_replayed(sizing: Sizing, rest: float) -> tuple[int, int, float]:
-    """SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
     rest -= rows * (sizing.scratch - sizing.records) + (sizing.in_transfer or 0) * sizing.scratch
     records, slots = rows * sizing.records, sizing.max_states
@@ -191,7 +180,7 @@ def _fit_replayed(sizing: Sizing, rest: float) -> tuple[int, int, float]:
             records=records,
             slot=sizing.state,
             per_request=sizing.slots_per_request,
-            requests=sizing.max_running,
+            requests=sizing.max_running if sizing.scratch else 0,  # SGLang alone divides a prefill server's memory
             token=sizing.per_token,
             context=sizing.context,
             window=0 if sizing.window is None else sizing.window.slots(sizing.context) * sizing.draft_kv,

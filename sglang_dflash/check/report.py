@@ -12,9 +12,9 @@ from sglang_dflash.check.advice import Advice, more_requests
 from sglang_dflash.check.memory import check_fraction, is_weighed, predict, static_fraction, uncounted, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, ok, warn
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import ITS_DRAFTER
 from sglang_dflash.launch.plan import ServingPlan, decide
 from sglang_dflash.launch.published import card_of_target
@@ -35,7 +35,6 @@ class Report:
     findings: list[Finding]
     plan: ServingPlan | None = None
     memory: Pools | None = None
-    other: Pools | None = None  # with a hybrid target's states stored the other way
     advice: Sequence[Advice] = ()
     replicas: int = 1  # servers behind one address
     command: str = ""  # that starts a server, without proposed flags
@@ -84,7 +83,6 @@ class Report:
         memory = self.memory and {
             "static_bytes": self.memory.static_bytes,
             "served": _pools_json(self.memory),
-            "other": self.other and _pools_json(self.other),
             "advice": [asdict(each) for each in self.advice],
         }
         return {
@@ -117,8 +115,6 @@ class Report:
         if plan is not None:
             parts = [f"block {plan.block}", "fixed width" if plan.widths is None else "adaptive width"]
             parts += ["copied blocks" if plan.copies else "no copies"]
-            if self.other is not None:
-                parts += ["states replayed" if plan.replay else "states kept"]
             yield f"  {', '.join(parts)}"
         if memory is not None and memory.tokens:
             pools = memory
@@ -193,13 +189,12 @@ def preflight(settings: Settings, device: Device) -> Report:
     if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        memory, other = (predict(launch, each) for each in (plan, replace(plan, replay=not plan.replay)))
+        memory = predict(launch, plan)
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
     advice = more_requests(launch, memory)
     findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
-    hybrid = memory.sizing.records or other.sizing.records
-    return Report(findings, plan, memory, other if hybrid else None, advice, settings.replicas)
+    return Report(findings, plan, memory, advice, settings.replicas)
 
 
 def _check_stages(settings: Settings) -> Iterator[Finding]:

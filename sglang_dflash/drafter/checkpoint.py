@@ -11,6 +11,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,8 +25,8 @@ from huggingface_hub import constants, errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sglang_dflash.drafter.dequantise import MODELOPT, set_aside
 from sglang_dflash.drafter.formats import plain_form
+from sglang_dflash.drafter.quantisation import MODELOPT, declared
 from sglang_dflash.errors import DFlashError
 
 CONFIG = "config.json"
@@ -66,14 +67,10 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub.
-
-    ``dequantise``: whether :attr:`config` describes plain layers for quantised weights.
-    """
+    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub."""
 
     name: str
     revision: str | None = None
-    dequantise: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -82,8 +79,7 @@ class ModelFiles:
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.json`` in the plain form; errors as in :func:`plain_form`."""
-        config = dict(plain_form(self.published))
-        return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
+        return dict(plain_form(self.published))
 
     @cached_property
     def published(self) -> dict[str, Any]:
@@ -92,6 +88,11 @@ class ModelFiles:
         if config is None:
             raise self._not_found()
         return config
+
+    @cached_property
+    def quantisation(self) -> Mapping[str, Any] | None:
+        """As the files declare it, or None."""
+        return declared(self.published, self.json(MODELOPT))
 
     @cached_property
     def folder(self) -> Path:
@@ -204,9 +205,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # SGLang would build quantised layers from it
-    replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
-    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
+    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name != CONFIG)
     linked = sorted(file for file in others if file.is_file())
     # other content gets another folder, as a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]

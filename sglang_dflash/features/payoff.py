@@ -118,7 +118,5 @@ def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -
         causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,
         causes.QUANTISED_TARGET: served.quantization,
     }
-    if plan.drafter.stored:
-        found[causes.QUANTISED_DRAFTER] = "dequantised at load"
     known = {name: evidence for name, evidence in found.items() if evidence}
     return known | (dict.fromkeys([causes.FLOAT16]) if torch.float16 in (served.dtype, drafts.dtype) else {})

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import check_window
 from sglang_dflash.launch.published import base_name, card_of_drafter, card_of_target, model_name
 from sglang_dflash.launch.settings import PLAIN_LAYERS
 
+_FLAG = "--speculative-draft-model-quantization"
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
 ITS_DRAFTER = "use the drafter that was trained for this target"
 
@@ -94,7 +96,7 @@ def _block(launch: Launch) -> Iterator[Finding]:
         )
     elif trained is None or block is None or block <= trained:
         yield ok(f"{block or trained}, trained with {trained or 'an unknown one'}")
-    elif launch.widths is not None and launch.copies:
+    elif launch.widths is not None:
         yield ok(f"{block}: {trained} drafted, the rest copied")
     else:
         yield error(
@@ -159,12 +161,33 @@ def _dtype(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def _drafter_quantisation(launch: Launch) -> Iterator[Finding]:
-    layers = launch.settings.speculative_draft_model_quantization
-    if layers not in (None, PLAIN_LAYERS):
+def no_cpu_serves(what: str, launch: Launch) -> Iterator[Finding]:
+    if launch.device.kind == "cpu":
+        remedy = "use the drafter's plain weights here, or serve the pair on a GPU (check it with --gpu)"
+        yield error(f"{what}: no CPU serves it", remedy=remedy)
+
+
+def _quantisation(launch: Launch) -> Iterator[Finding]:
+    stored, flag = launch.drafter_files.quantisation, launch.settings.speculative_draft_model_quantization
+    flag = None if flag == PLAIN_LAYERS else flag
+    if (method := method_of(stored) if stored else flag) is None:
+        return
+    plain = "use the drafter's plain weights"
+    yield from no_cpu_serves(f"the quantised drafter {launch.drafter_files.name} ({method})", launch)
+    if launch.dtype == "float32":
+        yield error(
+            f"a quantised drafter ({method}) in float32: SGLang's layers need 16 bits",
+            remedy=f"{plain}, or set --dtype bfloat16",
+        )
+    untested = untested_form(stored) if stored else None
+    if stored and untested and not is_read(stored):
+        yield error(f"the drafter is quantised by {untested}, for which SGLang has no layers", remedy=plain)
+    elif untested:
+        yield builtin(f"the drafter is quantised by {untested}")
+    if flag and not stored:
         yield warn(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            remedy="leave the flag out, or compare the accept length with and without it",
+            f"{_FLAG} {flag} quantises a plain drafter when it is loaded, which is untested here",
+            remedy=f"leave {_FLAG} out, or compare the accept length with and without it",
         )
 
 
@@ -212,9 +235,9 @@ DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
     "candidates": _candidates,
     "draft window": check_window,
     "context length": _context,
+    "drafter's quantisation": _quantisation,
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "drafter's quantisation": _drafter_quantisation,
     "drafter's vocabulary": _vocabulary,
     "tokenizer": _tokenizer,
 }

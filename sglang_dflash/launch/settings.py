@@ -8,17 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sglang_dflash.drafter.checkpoint import parse_object
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.upstream import BUILTIN, SWITCH
 
 OURS = "sglang-dflash"
-COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
-REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
 _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS |= dict.fromkeys((COPIES_SWITCH, REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
+_WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
@@ -95,12 +93,22 @@ class Settings:
         return self.variable(SWITCH) == BUILTIN
 
     @property
-    def wants_one_forward(self) -> bool:
+    def asks_one_forward(self) -> bool:
         return self.variable(ONE_FORWARD_SWITCH) == "1"
 
     @property
-    def dequantises(self) -> bool:
-        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
+    def one_forward_obstacle(self) -> str | None:
+        """Why this package cannot replay the drafter's graphs, or None. With several ranks, one could fail alone."""
+        backend = self.cuda_graph_backend_decode
+        return first_true({
+            f"--tp-size {self.tp_size}": self.tp_size > 1,
+            "--enable-pdmux": self.enable_pdmux,
+            f"--cuda-graph-backend-decode {backend}": backend not in (None, "full"),
+        })  # fmt: skip
+
+    @property
+    def wants_one_forward(self) -> bool:
+        return self.asks_one_forward and self.one_forward_obstacle is None
 
     @property
     def overrides(self) -> dict[str, Any]:

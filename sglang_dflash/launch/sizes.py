@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import DTYPE_BYTES
+from sglang_dflash.launch.launch import DTYPE_BYTES
 from sglang_dflash.launch.layers import count, layers_of
 
 
@@ -48,29 +48,20 @@ def target_kv_per_token(text: Mapping[str, Any], *, kv_bytes: float, tp_size: in
 def state_bytes(
     text: Mapping[str, Any], *, recurrent_bytes: float, conv_bytes: float, tp_size: int
 ) -> tuple[int, int, int, int]:
-    """Return the recurrent state of one request over all gated delta nets or Mamba2 layers, on one rank.
+    """Return the recurrent state of one request over all gated delta nets, on one rank.
 
     The parts, in bytes: the matrices; the last ``conv_kernel - 1`` inputs of the convolutions; one of these inputs; and
-    what one token writes for a replay (value, key and decay of every head), 0 for Mamba2. An element of the last takes
-    4 bytes: SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
+    what one token writes for a replay (value, key and decay of every head). An element of the last takes 4 bytes:
+    SGLang stores 16-bit values and keys as two (``MambaPool.__init__``).
     """
-    layers = layers_of(text)
-    if layers.mamba:
-        heads, head_dim, state = (count(text, key) for key in ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"))
-        groups = count(text, "n_groups")
-        groups = tp_size if groups % tp_size else groups  # a copy on each rank
-        column = int((heads * head_dim + 2 * groups * state) // tp_size * conv_bytes)
-        matrices, record, window = heads // tp_size * head_dim * state, 0, count(text, "conv_kernel") - 1
-    elif layers.delta:
-        values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
-        value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
-        column = int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
-        record = (values * (value_dim + 1) + keys * key_dim) // tp_size * 4
-        matrices, window = values // tp_size * value_dim * key_dim, count(text, "linear_conv_kernel_dim") - 1
-    else:
+    if not (layers := layers_of(text).delta):
         return 0, 0, 0, 0
-    number = layers.mamba or layers.delta
-    return number * int(matrices * recurrent_bytes), number * window * column, number * column, number * record
+    values, keys = count(text, "linear_num_value_heads"), count(text, "linear_num_key_heads")
+    value_dim, key_dim = count(text, "linear_value_head_dim"), count(text, "linear_key_head_dim")
+    column = layers * int((2 * keys * key_dim + values * value_dim) // tp_size * conv_bytes)
+    record = layers * ((values * (value_dim + 1) + keys * key_dim) // tp_size * 4)
+    matrices = layers * int(values // tp_size * value_dim * key_dim * recurrent_bytes)
+    return matrices, (count(text, "linear_conv_kernel_dim") - 1) * column, column, record
 
 
 def heads_per_rank(heads: int, tp_size: int) -> int:

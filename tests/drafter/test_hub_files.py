@@ -77,6 +77,6 @@ def test_without_the_hub_a_file_is_absent_only_if_the_cache_lists_the_models_fil
 def test_without_the_hub_the_listing_of_a_downloaded_snapshot_shows_what_the_model_lacks(cache: Path) -> None:
     write_listing(cache, "config.json", "model.safetensors")
     assert ModelFiles("z-lab/tiny").path("mask_embedding.pt") is None
-    assert ModelFiles("z-lab/tiny", dequantise=True).config == {"model_type": "qwen3"}
+    assert ModelFiles("z-lab/tiny").config == {"model_type": "qwen3"}
     with pytest.raises(DFlashError, match=r"\(HF_HUB_OFFLINE is set\), and z-lab/other is neither"):
         ModelFiles("z-lab/other").path("mask_embedding.pt")

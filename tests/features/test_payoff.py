@@ -112,13 +112,12 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
 
 def test_models_show_causes_at_the_start() -> None:
     def known(dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, str | None]:
-        settings = SimpleNamespace(**{"stored": None, "quantization": None, **config})
+        settings = SimpleNamespace(**{"quantization": None, **config})
         plan: Any = SimpleNamespace(drafter=settings)
         runner: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype, quantization=None))
         return known_causes(plan, runner, runner)
 
     assert known() == {} and known(dtype=torch.float16) == {"float16": None}
-    assert known(stored=object()) == {"quantised drafter": "dequantised at load"}
     assert known(quantization="fp8") == {"quantised drafter": "fp8"}
 
 

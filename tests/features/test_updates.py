@@ -37,6 +37,24 @@ def spans(tokens: int, lens: list[int] | None, chunks: int, monkeypatch: pytest.
     return [(span.version, span.end) for span in compute_weight_version_spans(req.weight_version_events, "3", 20)]
 
 
+def test_a_quantised_drafter_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers hold their weights as the kernels need them, and a session would convert them again."""
+    opened = list[str]()
+    monkeypatch.setattr(
+        writes.SchedulerWeightUpdaterManager, "begin_weight_update", lambda _, request: opened.append(request.selector)
+    )
+    manager: Any = writes.Updates.__new__(writes.Updates)
+    runners = {role: SimpleNamespace(model_config=SimpleNamespace(quantization="fp8")) for role in ("target", "draft")}
+    manager.tp_worker = SimpleNamespace(weight_update_runners=lambda: [("target", runners["target"])])
+    manager.draft_worker = SimpleNamespace(weight_update_runners=lambda: [("draft", runners["draft"])])
+    for selector in ("target", "all", "draft"):
+        answer = manager.begin_weight_update(SimpleNamespace(selector=selector))
+    assert opened == ["target", "all"] and not answer.success and "quantised (fp8)" in answer.message
+    runners["draft"].model_config.quantization = None
+    manager.begin_weight_update(SimpleNamespace(selector="draft"))
+    assert opened[-1] == "draft"
+
+
 @pytest.mark.parametrize(
     ("tokens", "lens", "chunks", "expected"),
     [

@@ -34,7 +34,7 @@ WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", 
 WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
 WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ARGV = st.lists(st.sampled_from(FLAGS) | st.builds("{}={}".format, st.sampled_from(FLAGS), WORD) | WORD, max_size=9)
-VARIABLES = ["SGLANG_DFLASH_STATE_REPLAY", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
+VARIABLES = ["SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
 VARIABLES += ["SGLANG_DFLASH", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
 FOLDER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=20).filter(
     lambda name: name not in (".", "..", "target")

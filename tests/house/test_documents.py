@@ -26,10 +26,10 @@ from sglang_dflash.check.cli import COMMANDS, app, loaded
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
 from sglang_dflash.check.report import TITLE
-from sglang_dflash.launch.choice import PROVEN
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.old_flags import RENAMED
 from sglang_dflash.launch.published import drafter_of
+from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.house import cards
 from tests.house.cards import PAIRS, TABLES, Row, row_of, served
@@ -267,9 +267,14 @@ def test_the_first_table_is_that_of_the_h200() -> None:
     expected.append([f"{round(100 * (1 - step / theirs))} % less" for step, theirs in zip(ours, builtin, strict=True)])
     head = list(rows(TEXT[README].partition("## Install")[0]))
     assert [row[1:] for row in head[1:]] == expected
-    served_27b = check("Qwen3.5-27B", "--gpu", "h200")["memory"]
+    memory = check("Qwen3.5-27B", "--gpu", "h200")["memory"]
+    sizing, slot = memory["served"]["sizing"], memory["served"]["sizing"]["state"]
+    # SGLang's worker stores a state per position (``_handle_max_mamba_cache``)
+    free, block = memory["static_bytes"] - sizing["target_weights"] - sizing["drafter_weights"], sizing["block"]
+    budget, each = free * 0.9 / 1.9 - slot * (1 + block), sizing["slots_per_request"]
+    stored = int(budget // (slot * (1 + block / each)))
     text = " ".join(TEXT[README].split())
-    running = served_27b["served"]["running"], served_27b["other"]["running"]
+    running = memory["served"]["running"], stored // each
     assert "room for {} requests of Qwen3.5-27B, and for {} with the states".format(*running) in text
 
 

@@ -23,8 +23,8 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
@@ -52,12 +52,11 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
     report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
     assert [finding for finding in report.findings if finding.level == "error"] == []
-    assert report.memory is not None and report.memory.running > 0 and report.other is not None
+    assert report.memory is not None and report.memory.running > 0
     text, served = text_config(config), report.memory.sizing
     assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
     padding = served.page * (served.target_kv + served.draft_kv)
-    for pools in (report.memory, report.other):
-        assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
+    assert sum(report.memory.bytes.values()) <= report.memory.static_bytes + padding
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,9 +81,7 @@ DFLASH2: dict[str, Any] = {
 }
 
 
-def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fit_than_with_kept_states(
-    tmp_path: Path,
-) -> None:
+def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> None:
     pair = FOLDER / "Qwen3.6-27B"
     write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
     shapes = expected_shapes(DrafterConfig.load(tmp_path))
@@ -97,8 +94,8 @@ def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fi
         return report
 
     table = memory()
-    assert table.memory and table.other and table.memory.sizing.block == 8 and table.memory.sizing.records
-    assert (table.memory.running, table.other.running) == (47, 15)
+    assert table.memory and table.memory.sizing.block == 8 and table.memory.sizing.records
+    assert table.memory.running == 47
     assert table.memory.sizing.drafter_weights == size
     # Selector, convolutions and the context projection are whole on every rank.
     parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]
@@ -114,24 +111,18 @@ def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
     assert sizing("--max-running-requests", "9").max_states is None
 
 
-def test_replayed_and_kept_states_have_the_dtype_of_flag_then_variable_then_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_states_have_the_dtype_of_flag_then_variable_then_target(monkeypatch: pytest.MonkeyPatch) -> None:
     of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
     assert of_target.state - by_flag.state == 48 * 48 * 128 * 128 * 2
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
     assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
-    stored = checked("Qwen3.5-27B").other
-    assert stored is not None and stored.sizing.state == by_flag.state
 
 
-def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--disaggregation-mode", "prefill")
-    report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept"
-    assert report.memory is not None and report.other is None
-    assert report.memory.bytes["scratch"] == 0
-    assert sizing(*flags, "--enable-pd-role-switch").scratch  # it may become a decoding server
+def test_a_prefill_server_has_no_verify_scratch() -> None:
+    pools = checked("Qwen3.5-27B", "--disaggregation-mode", "prefill").memory
+    assert pools is not None and pools.bytes["scratch"] == 0
+    budget = (pools.static_bytes - pools.sizing.weights) * 0.9 / 1.9 - pools.sizing.state
+    assert pools.state_slots == budget // pools.sizing.state  # SGLang's own division
 
 
 # SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.

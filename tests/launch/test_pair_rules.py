@@ -11,10 +11,20 @@ import pytest
 
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.settings import COPIES_SWITCH
+from sglang_dflash.launch.launch import Launch
+from sglang_dflash.launch.rules import judge
 from sglang_dflash_lab.pairs import target_path
-from tests.support.configs import CONFIGURATIONS, MISSING, drafter, finding, launch_of, settings, target, write_model
+from tests.support.configs import (
+    CONFIGURATIONS,
+    MISSING,
+    RULES,
+    drafter,
+    finding,
+    launch_of,
+    settings,
+    target,
+    write_model,
+)
 from tests.support.trainers import config, tensors_of, write_target
 
 
@@ -70,7 +80,13 @@ def test_an_override_of_what_the_weights_decide_is_one_error(override: Any, said
 def test_a_block_wider_than_the_drafters_is_for_copies() -> None:
     wide = {"speculative_num_draft_tokens": 32, "speculative_adaptive": True}
     assert finding("block size", launch_of(drafter(), **wide)).value == "32: 16 drafted, the rest copied"
-    assert finding("block size", launch_of(drafter(), environ={COPIES_SWITCH: "0"}, **wide)).level == "error"
+    assert finding("block size", launch_of(drafter(), speculative_num_draft_tokens=32)).level == "error"
+
+
+def test_every_error_of_a_rule_is_listed() -> None:
+    found = [*judge(launch_of(drafter(target_layer_ids=[1, 6, 7, 40])), {"layers": RULES["target_layer_ids"]})]
+    assert [(each.level, each.about) for each in found] == [("error", "layers")] * 2
+    assert ["7 is outside 0 to 6" in found[0].value, "40 is outside 0 to 6" in found[1].value] == [True, True]
 
 
 MASK = "<|MASK|>"

@@ -110,8 +110,6 @@ WINDOW = "--speculative-draft-window-size 64"
         ("gpt_oss", f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
         ("gemma4_text", "--max-total-tokens 3000"),
         ("deepseek_v3", WINDOW),
-        ("nemotron_h", ""),
-        ("nemotron_h", f"--disable-radix-cache {WINDOW}"),
     ],
 )
 def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, words: str, tmp_path: Path) -> None:

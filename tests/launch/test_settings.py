@@ -11,8 +11,7 @@ from sglang_dflash.check import flags
 from sglang_dflash.check.command import split
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.settings import COPIES_SWITCH, Settings, in_transfer, slots_per_request
-from tests.support.configs import DRAFTER, launch_of
+from sglang_dflash.launch.settings import EXACT_SWITCH, Settings, in_transfer, slots_per_request
 
 
 def parse(*words: str) -> tuple[Settings, list[str]]:
@@ -84,7 +83,7 @@ def test_flags_that_are_not_read_or_in_part_are_named_and_those_that_cannot_matt
 
     for words in ("--enable-lora", "--enable-hierarchical-cache", "--moe-runner-backend triton"):
         assert words.split()[0] in named(f"--tp-size 2 {words}")
-    silent = "--host 0.0.0.0 --port 80 --api-key k --served-model-name m --enable-metrics"
+    silent = "--host 0.0.0.0 --port 80 --api-key k --served-model-name m --enable-metrics --random-seed 1"
     assert named(silent) == "" == named("--tp-size 2")
     assert named("--speculative-num-steps 7") == "--speculative-num-steps has no effect with DFLASH"
 
@@ -159,17 +158,6 @@ def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
     assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
 
 
-@pytest.mark.parametrize(
-    ("switch", "adaptive", "copied"),
-    [("", False, False), ("", True, True), ("1", False, True), ("0", True, False), ("1", True, True)],
-)
-def test_blocks_are_copied_with_adaptive_widths_unless_chosen_otherwise(
-    switch: str, adaptive: bool, copied: bool
-) -> None:
-    launch = launch_of(DRAFTER, environ={COPIES_SWITCH: switch}, speculative_adaptive=adaptive)
-    assert launch.copies is copied
-
-
 def test_an_invalid_variable_is_refused() -> None:
-    with pytest.raises(DFlashError, match=COPIES_SWITCH):
-        Settings(environ={COPIES_SWITCH: "yes"}).validate()
+    with pytest.raises(DFlashError, match=EXACT_SWITCH):
+        Settings(environ={EXACT_SWITCH: "yes"}).validate()

@@ -173,7 +173,7 @@ def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
 
 
 def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:
-    """Projections in one product, whose b is rounded for a verify of kept states, and in two; then without z."""
+    """Projections in one product, and in two; then without z."""
     HV, V = shapes.value_heads, shapes.target["linear_value_head_dim"]
     dim = 2 * shapes.key_heads * shapes.target["linear_key_head_dim"] + HV * V
 
@@ -188,11 +188,11 @@ def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Ca
     fused, gates = half(tokens, dim + HV * V + 2 * HV), half(tokens, 2 * HV)
     qkvz, own_gates = fused.split([dim + HV * V, 2 * HV], -1)
     apart, split = half(tokens, dim + HV * V), half(tokens, dim)
-    for x, ba, round_beta in ((qkvz, own_gates, True), (apart, gates, False), (split, gates, False)):
+    for x, ba in ((qkvz, own_gates), (apart, gates), (split, gates)):
         b, a = ba.chunk(2, -1)
         gdn_convolve(
             *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)),
-            width=width, round_beta=round_beta, recurrent=recurrent,
+            width=width, recurrent=recurrent,
         )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seed
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops import published
-from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, interpreted, tensor
+from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, first_calls, interpreted, tensor
 from tests.ops.published import STEPS, RankShapes, launch_ours, rank_shapes, table
 from tests.support.gdn_replay import Blocks
 
@@ -74,6 +74,24 @@ def test_nothing_is_compiled_for_another_batch_or_width(monkeypatch: pytest.Monk
                     launch_ours(shapes, bs=bs, width=width, skipped=1)
         others = {(launch.kernel, shapes.name) for launch in launches if launch.key not in expected}
         assert not others
+
+
+@pytest.mark.parametrize("most", [1, 12, 48, 600])
+def test_the_start_compiles_the_kernels_of_every_batch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's keys, of the dummy steps and of steps of 1 to ``most`` requests."""
+    compiled, shapes = SimpleNamespace, SHAPES[0]
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: compiled(hash=(self.fn.__name__, key)))
+    monkeypatch.setattr(published, "REQUEST_ROWS", most + 1)
+    with compiled_for(90) as launches:
+        pool = SimpleNamespace(req_to_token=tensor(most + 1, 64, dtype=torch.int32))
+        target = SimpleNamespace(req_to_token_pool=pool, max_running_requests=most)
+        first_calls(target, lambda bs, width, *_, **__: launch_ours(shapes, bs=bs, width=width), monkeypatch)
+        at_start = {launch.key for launch in launches}
+        for bs in {*range(1, min(most, 48) + 1), *range(511, 514), most}:
+            if bs <= most:
+                launch_ours(shapes, bs=bs, width=16)
+    late = {(launch.kernel, launch.key) for launch in launches if launch.key not in at_start}
+    assert at_start and not late
 
 
 # FlashInfer makes Triton assemble Blackwell's kernels with the first ptxas on PATH of release 13 or later.

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.platforms.interface import PlatformCapabilities
 
-from sglang_dflash.launch.asked import OUR_BACKEND
+from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 

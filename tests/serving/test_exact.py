@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.launch.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, WINDOW, Cell, finished
 from tests.support.checkpoints import widen_mlp
@@ -31,7 +30,6 @@ FINISHED = finished(exact=True)
 EVERYTHING = (*RANDOM_WIDTHS, "--speculative-draft-window-size", "48")
 CELLS = (
     Cell("tiny-hybrid", block=32, arguments=EVERYTHING),
-    Cell("tiny-hybrid", block=32, arguments=RANDOM_WIDTHS, environment=((REPLAY_SWITCH, "0"),)),
     Cell("tiny-hybrid", arguments=(*PAGED, STRATEGY, "extra_buffer_lazy")),
     Cell("tiny-hybrid", arguments=(*SYNC, STRATEGY, "no_buffer", *WINDOW, *ONE_WIDTH)),
     Cell("tiny-dense", block=32, arguments=EVERYTHING),

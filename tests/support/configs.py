@@ -21,10 +21,10 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import Finding, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import ServingPlan, current, decide
+from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
@@ -94,8 +94,8 @@ def launch_of(
 
 
 def finding(about: str, launch: Launch) -> Finding:
-    [found] = judge(launch, {about: RULES[about]})
-    return found
+    """The first finding of a rule."""
+    return next(judge(launch, {about: RULES[about]}))
 
 
 def planned(launch: Launch) -> ServingPlan:
@@ -117,7 +117,7 @@ def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def serving_plan(**changes: Any) -> ServingPlan:
-    """Return a plan with a fixed block of 8, no draft window and kept states."""
+    """Return a plan with a fixed block of 8, no draft window and no recurrent states."""
     plan: dict[str, Any] = {"files": ModelFiles("drafter"), "drafter": DrafterConfig.from_dict(DRAFTER), "block": 8}
     plan |= {"widths": None, "window": None, "replay": False, "records": 0}
     plan |= {"copies": False, "overlap": True, "role": "null"}
@@ -131,18 +131,19 @@ def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the launch of a hybrid target declares to SGLang."""
-    from sglang_dflash.launch import told
+    from sglang_dflash.launch import resolution
 
     written: dict[str, Any] = {}
     for name, value in {
-        "read_record": lambda _: Launch.of(settings, device),
+        "decision_of": lambda _: Decision(launch=Launch.of(settings, device)),
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
+        "mambaish_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),
     }.items():
-        monkeypatch.setattr(told, name, value)
-    told.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
+        monkeypatch.setattr(resolution, name, value)
+    resolution.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
     return written
 
 

@@ -242,7 +242,7 @@ def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, lis
 
 def strict() -> dict[str, str]:
     """Return the environment of a server in which every host wait inside a step raises."""
-    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": path_with("plugin")}
+    return {"SGLANG_DFLASH_TEST_STRICT": "1", "PYTHONPATH": path_with("plugin")}
 
 
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:

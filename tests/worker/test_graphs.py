@@ -97,10 +97,6 @@ def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
     assert built == ([(1, False), (4, False), (2, False), (2, True)] if again else [])
 
 
-RING = SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)
-SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1))
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -108,8 +104,6 @@ SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1
         ({"attention": "flashinfer"}, None),
         ({"attention": "aiter"}, "attention backend aiter"),
         ({"lora_manager": object()}, "LoRA"),
-        ({"attn_backend": SEEDING}, "starts from a state"),
-        ({"req_to_token_pool": SimpleNamespace(mamba_pool=RING)}, "ReplaySSM"),
     ],
 )
 def test_servers_that_can_take_one_width_only_say_why(options: dict[str, Any], reason: str | None) -> None:

@@ -39,7 +39,7 @@ def plan(real: bool) -> list[Job]:
     hybrid, *others = (texts.jobs(pair, arms, real) for pair, arms in texts.CHOSEN.items())
     exact = texts.jobs("tiny-hybrid", texts.EXACT, real, exact=True)
     servers = steps.jobs((rows.OURS, steps.ONE_FORWARD, rows.BUILTIN, rows.PLAIN))
-    kept, adaptive = steps.jobs(("kept", steps.ADAPTIVE))
+    [adaptive] = steps.jobs((steps.ADAPTIVE,))
     cases = case_jobs(CASES if real else CASES[:1])
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
@@ -48,7 +48,7 @@ def plan(real: bool) -> list[Job]:
     if not real:  # two at a time: a server that waits for its turn holds one of two places
         small = [*hybrid, *texts_of_others, *cases, *packed, *servers, *alone]
         return [replace(job, gib=1) for job in small]
-    return [*hybrid, *servers, *texts_of_others, compiling, *cases, kept, *packed, *alone]
+    return [*hybrid, *servers, *texts_of_others, compiling, *cases, *packed, *alone]
 
 
 def case_jobs(files: Sequence[str]) -> list[Job]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
 from sglang.srt.managers.io_struct import (
+    BeginWeightUpdateReqOutput,
     ResumeMemoryOccupationReqOutput,
     UpdateWeightFromDiskReqOutput,
     UpdateWeightsFromTensorReqOutput,
@@ -16,7 +17,7 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.utils.weight_versions import WeightVersionEvent
 
-from sglang_dflash.features.updates.requests import is_drafter, load_drafter
+from sglang_dflash.features.updates.requests import refused_folder
 from sglang_dflash.upstream.hooks import Hooks
 
 logger = logging.getLogger(__name__)
@@ -39,24 +40,19 @@ class Updates(SchedulerWeightUpdaterManager):
         for role in self._written:
             self.draft_worker.weights_updated(role, weight_version)
 
-    def get_weights_by_name(self, recv_req: Any) -> Any:
-        """Return the drafter's parameter for ``draft.NAME``."""
-        result = super().get_weights_by_name(recv_req)
-        for _, drafter in self._select_runners("draft"):
-            if (found := dict(drafter.model.named_parameters(prefix="draft")).get(recv_req.name)) is not None:
-                result.parameter = found[: recv_req.truncate_size].flatten(min(1, found.dim() - 1)).tolist()
-        return result
+    def begin_weight_update(self, recv_req: Any) -> Any:
+        """Refuse a quantised drafter: after a load its layers hold its weights in the form of their kernels."""
+        for role, runner in self._select_runners(recv_req.selector):
+            if role == "draft" and (method := runner.model_config.quantization):
+                problem = f"the drafter is quantised ({method}) and cannot be updated: restart the server with another"
+                return BeginWeightUpdateReqOutput(success=False, message=problem)
+        return super().begin_weight_update(recv_req)
 
     def update_weights_from_disk(self, recv_req: Any) -> Any:
-        """Update the drafter if the folder is a drafter's."""
-        drafters = self._select_runners("draft") if is_drafter(recv_req.model_path) else []
-        if not drafters:
-            return _or_error(super().update_weights_from_disk, recv_req, UpdateWeightFromDiskReqOutput)
-        success, message = load_drafter(drafters[0][1], recv_req)
-        if success:
-            self.record_weight_version_after_update(recv_req.weight_version)
-            success, message = self.flush_cache_after_weight_update(recv_req, success, message)
-        return UpdateWeightFromDiskReqOutput(success=success, message=message)
+        """Refuse a drafter's folder."""
+        if problem := refused_folder(recv_req.model_path):
+            return UpdateWeightFromDiskReqOutput(success=False, message=problem)
+        return _or_error(super().update_weights_from_disk, recv_req, UpdateWeightFromDiskReqOutput)
 
     def update_weights_from_tensor(self, recv_req: Any) -> Any:
         return _or_error(super().update_weights_from_tensor, recv_req, UpdateWeightsFromTensorReqOutput)
