@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang_dflash.launch.asked import Launch
 from typer.testing import CliRunner, Result
 
 from sglang_dflash.check import command, machine
@@ -21,7 +22,6 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about, gpu_named
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.launch import published, told
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.launch.rules import EARLY
 from tests.launch.commands import FOLDER as COMMANDS
