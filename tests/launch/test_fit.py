@@ -259,3 +259,4 @@ def test_a_ring_holds_every_slot_until_the_prefix_is_cached(
     assert slots >= length + 3 * block - drafts.start(max(0, length - lag))
     assert slots < min(window, context + block) + 4 * block + lag + 2 * page
     assert drafts.tail_slots(context) >= length - drafts.start(length)
+    assert drafts.tail_slots(context) % page == 0
