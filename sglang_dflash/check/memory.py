@@ -18,10 +18,11 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, Finding, warn
 from sglang_dflash.launch.asked import DTYPE_BYTES, Launch
+from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.choice import PROVEN, unproven_kind
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE
 from sglang_dflash.launch.layers import count, layers_of
-from sglang_dflash.launch.plan import decide
+from sglang_dflash.launch.plan import ServingPlan, decide
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
 from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
 
@@ -132,7 +133,21 @@ def sizing_of(launch: Launch) -> Sizing:
         in_transfer=in_transfer(settings),
         copies=plan.copies,
         replays=plan.replay,
+        indices=_indices(launch, plan) * context,
     )
+
+
+def _indices(launch: Launch, plan: ServingPlan) -> int:
+    """Return the bytes per token of a context that CUDA graphs list once per block position, for all widths together.
+
+    FlashInfer's indices have 32 bits, and a mask of a byte beside them; Triton's have 64 (``init_cuda_graph_state``).
+    """
+    if launch.device.kind == "cpu":
+        return 0
+    settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
+    asked = settings.decode_attention_backend or settings.attention_backend
+    target = each.get(asked or default_backend(launch.text, launch.device), 0)
+    return plan.block * target + plan.drafted * each.get(str(launch.draft_backend), 0) * plan.drafts
 
 
 def _sliding(launch: Launch, kv: int) -> Sliding | None:

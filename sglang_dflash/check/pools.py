@@ -59,6 +59,7 @@ class Sizing:
     copies: bool = False
     replays: bool = False
     sliding: Sliding | None = None
+    indices: int = 0  # bytes per request with which graphs list its K/V slots, outside static memory
 
     @property
     def weights(self) -> int:

@@ -51,5 +51,10 @@ def verify_obstacle(backend: str, text: Mapping[str, Any], major: int) -> str | 
         f"SGLang does not serve {family} with it": backend not in _ACCEPTED.get(family, {backend}),
         "its verify ignores the window of sliding layers": slides and backend == "flashinfer" and not latent,
         f"its kernels for this GPU verify heads of up to 256, not {heads}": xqa and heads > 256,
+        # FA4's own kernel for heads of 256 refuses the lengths of a K/V cache (``flash_attn/cute/interface.py``)
+        f"its kernels for this GPU take heads of up to 128, not {heads}": backend == "fa4"
+        and major in (10, 11)
+        and heads > 128
+        and not latent,
     }
     return first_true(obstacles)

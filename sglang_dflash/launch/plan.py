@@ -37,7 +37,7 @@ class DraftWindow:
         return start - start % self.page
 
     def tail_slots(self, context: int) -> int:
-        """Return the slots per request for tails, in whole pages: one window, plus up to 1,024 tokens for other prefixes.
+        """Return the slots per request for tails, in whole pages: a window, plus up to 1,024 tokens for other prefixes.
 
         SGLang's fa3, fa4 and trtllm_mha divide a pool into pages (``mem_cache/layout/paged_view.py``).
         """
