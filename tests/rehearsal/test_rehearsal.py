@@ -1,4 +1,4 @@
-"""Rehearsed scenarios against the CPU platform, and a short one in ``make test``."""
+"""Rehearsed scenarios against the CPU platform, and short ones in ``make test``."""
 
 from __future__ import annotations
 
@@ -6,32 +6,54 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rehearsal.run import both, differences
-from tests.rehearsal.scenarios import DENSE, ONE_FORWARD_SCENARIOS, SCENARIOS, Scenario, adjusted, ask, one_forward
+from sglang_dflash.check.machine import GPUS
+from tests.rehearsal import backends
+from tests.rehearsal.planted import PLANTED
+from tests.rehearsal.run import both, differences, run
+from tests.rehearsal.scenarios import (
+    BACKEND_SCENARIOS,
+    ONE_FORWARD_SCENARIOS,
+    SCENARIOS,
+    SHORT,
+    SHORT_ROWS,
+    TO_THE_END,
+    TWICE,
+    WINDOW,
+    Scenario,
+    on,
+    one_forward,
+)
+from tests.support.configs import drafter, launch_of
 
-pytestmark = pytest.mark.engine
+ENGINE = pytest.mark.engine
 
 
-OUR_GRAPHS = pytest.param(one_forward(SCENARIOS[0]), marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("whole", [SCENARIOS[0], OUR_GRAPHS], ids=["SGLang's graphs", "our graphs"])
-def test_the_gpu_path_answers_as_the_torch_platform_does(whole: Scenario) -> None:
-    """The first scenario with two requests; when one is left, its graph has a row of padding."""
-    scenario = replace(
-        whole,
-        requests=(adjusted(ask(DENSE, 2, 4, growth=4, cut=28)),),
-        met=("replays: target 2", "replays: drafter 2", *(met for met in whole.met if "replays" not in met)),
-        width=4,
-        graphs=(2,),
-        options={"max_running_requests": 2},
-    )
+@ENGINE
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(SHORT, id="SGLang's graphs"),
+        pytest.param(one_forward(SHORT), id="our graphs", marks=pytest.mark.slow),
+        *(pytest.param(row, id=f"{row.attention} {row.draft_attention}".strip()) for row in SHORT_ROWS),
+    ],
+)
+def test_the_gpu_path_answers_as_the_torch_platform_does(scenario: Scenario) -> None:
+    """Two requests; when one is left, its graph has a row of padding."""
     assert differences(scenario, *both(scenario)) == []
 
 
+def test_the_drafters_backends_are_those_of_the_gpus() -> None:
+    chosen = {gpu: replace(launch_of(drafter()), device=GPUS[gpu]).draft_backend for gpu in ("h200", "a100", "b200")}
+    rehearsed = {gpu: backends.GPUS[GPUS[gpu].default_backend] for gpu in chosen}
+    assert rehearsed == {gpu: (GPUS[gpu].capability, backend) for gpu, backend in chosen.items()}
+
+
+@ENGINE
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scenario", (*SCENARIOS, *ONE_FORWARD_SCENARIOS), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", (*SCENARIOS, *ONE_FORWARD_SCENARIOS, *BACKEND_SCENARIOS), ids=lambda scenario: scenario.name
+)
 def test_a_scenario(scenario: Scenario) -> None:
     expected, found = both(scenario)
     met = found.report.get("met", {})
@@ -40,3 +62,28 @@ def test_a_scenario(scenario: Scenario) -> None:
     for kind in ("replays", "eager"):
         print(f"{kind}:", sum(count for name, count in met.items() if name.startswith(f"{kind}: ")))
     assert differences(scenario, expected, found) == []
+
+
+@ENGINE
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("bug", "scenario", "found"),
+    [
+        ("a length one short for the drafter", on(SHORT, "fa3"), "blocks, accepted drafts"),
+        ("a length one short for the drafter", on(SHORT, "flashinfer", "flashinfer"), "blocks, accepted drafts"),
+        ("a length one short for the drafter", on(SHORT, "trtllm_mha", page=64), "blocks, accepted drafts"),
+        ("a stale length on the host", on(SHORT, "flashinfer"), "planned for fewer keys"),
+        ("page tables of another width", on(TWICE, "fa3"), ""),
+        ("page tables of another width", on(TWICE, "trtllm_mha"), ""),
+        ("page tables that end with the context", on(TO_THE_END, "fa3"), "the page table ends before the request"),
+        ("page tables that end with the context", on(TO_THE_END, "trtllm_mha"), "max_seq_len is too small"),
+        ("tails of parts of pages", on(WINDOW, "fa3"), "AssertionError"),
+        ("tails of parts of pages", on(WINDOW, "trtllm_mha"), "AssertionError"),
+    ],
+)
+def test_a_planted_bug_is_found(bug: str, scenario: Scenario, found: str) -> None:
+    planted = run(replace(scenario, environment={**scenario.environment, PLANTED: bug}), rehearse=True)
+    expected = planted if planted.error else run(scenario, rehearse=False)
+    lines = differences(scenario, expected, planted)
+    assert any(found in line for line in lines), lines
