@@ -62,6 +62,7 @@ CHOSEN = {
     "tiny-moe": {"planned": Arm()},
 }
 EXACT = {"replayed": Arm((), REPLAYED)}
+FA3 = {"fa3, random widths, copies": Arm((*COPIES, "--attention-backend", "fa3"))}  # where its library is
 
 
 @dataclass(eq=False)
