@@ -43,6 +43,7 @@ def verify_obstacle(backend: str, text: Mapping[str, Any], major: int) -> str | 
     family, latent = str(text.get("model_type")), bool(text.get("kv_lora_rank"))
     heads = max(count(text, key, 0) for key in ("head_dim", "global_head_dim"))
     slides, xqa = layers_of(text).sliding > 0, backend == "trtllm_mha" and major in _XQA
+    dedicated = backend == "fa4" and major in (10, 11) and not latent
     obstacles = {
         "it serves latent attention (MLA) alone": backend in _LATENT_ONLY and not latent,
         "it does not serve latent attention (MLA)": latent and backend == "trtllm_mha",
@@ -52,9 +53,6 @@ def verify_obstacle(backend: str, text: Mapping[str, Any], major: int) -> str | 
         "its verify ignores the window of sliding layers": slides and backend == "flashinfer" and not latent,
         f"its kernels for this GPU verify heads of up to 256, not {heads}": xqa and heads > 256,
         # FA4's own kernel for heads of 256 refuses the lengths of a K/V cache (``flash_attn/cute/interface.py``)
-        f"its kernels for this GPU take heads of up to 128, not {heads}": backend == "fa4"
-        and major in (10, 11)
-        and heads > 128
-        and not latent,
+        f"its kernels for this GPU take heads of up to 128, not {heads}": dedicated and heads > 128,
     }
     return first_true(obstacles)

@@ -182,8 +182,7 @@ def reach_past_the_context(original: Callable[..., Any], *, model_runner: ModelR
     SGLang's slot table has columns for it, and the page tables of fa3, fa4, trtllm_mha and of latent attention do not.
     """
     config, width = model_runner.model_config, get_spec().speculative_num_draft_tokens
-    names = model_runner.prefill_attention_backend_str, model_runner.decode_attention_backend_str
-    past = 0 if {*names} <= WIDTH_OF_THE_BATCH else width
+    past = 0 if backends([model_runner]) <= WIDTH_OF_THE_BATCH else width
     config.context_len += past
     try:
         return original(model_runner=model_runner)
