@@ -30,6 +30,9 @@ class _Module:
     def __init__(self, window: int, cap: float | None) -> None:
         self.window, self.cap = window >= 0, bool(cap)
 
+    def compiled(self, window: int, cap: float | None) -> dict[str, Any]:
+        return {"window": window if self.window else -1, "cap": (cap or 0.0) * self.cap}
+
     def plan(
         self, floats: Any, ints: Tensor, pinned: Any, qo: Tensor, kv: Tensor, lens: Tensor, rows: int, bs: int, *_: Any
     ) -> list[int]:
@@ -89,9 +92,13 @@ class _Wrapper:
         fits = q.shape[1] <= self._planned[0] and found == self._planned[1:] and q.stride(-1) == 1
         require(fits, "another call than planned", q.shape, found, self._planned)
 
-    def _run(self, q: Tensor, cache: Any, causal: bool, scale: Any, window: int, cap: Any, lse: bool) -> Any:
+    def forward(
+        self, q: Tensor, cache: Any, causal: bool = False, *, k_scale: Any = None, v_scale: Any = None,
+        window_left: int = -1, logits_soft_cap: float | None = None, sm_scale: float | None = None, lse: bool = False,
+    ) -> Any:  # fmt: skip
         held: Any = self
         keys, values = (each.unsqueeze(1) if each.dim() == 3 else each for each in cache)
+        require({k_scale, v_scale} <= {None, 1.0}, "not in the definition", k_scale, v_scale)
         require(len(q) == self._qo_indptr_last, "q.shape[0] is not qo_indptr[-1]", q.shape, self._qo_indptr_last)
         self._as_planned(q, keys.shape[2], keys.shape[1], q.dtype, keys.dtype)
         out = q.new_empty(*q.shape[:-1], values.shape[-1])
@@ -99,10 +106,13 @@ class _Wrapper:
         flashinfer_paged(
             *(q, (keys, values), held._qo_indptr_buf, held._paged_kv_indptr_buf, held._paged_kv_indices_buf),
             *(held._paged_kv_last_page_len_buf, self._int_workspace_buffer, out, sums),
-            **{"causal": causal, "scale": scale or q.shape[-1] ** -0.5},
-            **{"window": window if self._cached_module.window else -1, "cap": (cap or 0) * self._cached_module.cap},
+            **{"causal": causal, "scale": sm_scale or q.shape[-1] ** -0.5},
+            **self._cached_module.compiled(window_left, logits_soft_cap),
         )
         return (out, sums) if lse else out
+
+    def forward_return_lse(self, *args: Any, **options: Any) -> Any:
+        return self.forward(*args, **options, lse=True)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -123,16 +133,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._cached_module, rows = _Module(window_left, logits_soft_cap), self._max_total_num_rows or int(qo[-1])
         lens = (kv[1:] - kv[:-1] - 1) * page_size + last
         self._cached_module.plan(None, self._int_workspace_buffer, None, qo, kv, lens, rows, len(last))
-
-    def forward(
-        self, q: Tensor, cache: Any, causal: bool = False, k_scale: Any = None, v_scale: Any = None,
-        window_left: int = -1, logits_soft_cap: Any = None, sm_scale: Any = None, *, lse: bool = False,
-    ) -> Any:  # fmt: skip
-        require({k_scale, v_scale} <= {None, 1.0}, "not in the definition", k_scale, v_scale)
-        return self._run(q, cache, causal, sm_scale, window_left, logits_soft_cap, lse)
-
-    def forward_return_lse(self, *args: Any, **options: Any) -> Any:
-        return self.forward(*args, **options, lse=True)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -155,13 +155,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             )
         qo, lens = torch.arange(bs + 1), kv[1:] - kv[:-1]
         self._cached_module.plan(None, self._int_workspace_buffer, None, qo, kv, lens, bs, bs)
-
-    def forward(
-        self, q: Tensor, cache: Any, k_scale: Any = None, v_scale: Any = None, window_left: int = -1,
-        logits_soft_cap: Any = None, sm_scale: Any = None,
-    ) -> Any:  # fmt: skip
-        require({k_scale, v_scale} <= {None, 1.0}, "not in the definition", k_scale, v_scale)
-        return self._run(q, cache, True, sm_scale, window_left, logits_soft_cap, False)
 
 
 def fast_decode_plan(
@@ -213,28 +206,21 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         self._cached_module = _Module(window_left, logits_soft_cap)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, window_left: int = -1, logits_soft_cap: Any = None,
-        sm_scale: Any = None, *, lse: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, *, window_left: int = -1,
+        logits_soft_cap: float | None = None, sm_scale: float | None = None, lse: bool = False,
     ) -> Any:  # fmt: skip
         self._as_planned(q, k.shape[1], 1, q.dtype, k.dtype)
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        sums = q.new_empty(*q.shape[:2], dtype=torch.float32) if lse else None
-        window, cap = (
-            window_left if self._cached_module.window else -1,
-            (logits_soft_cap or 0) * self._cached_module.cap,
-        )
-        options = {"causal": causal, "scale": sm_scale or q.shape[-1] ** -0.5, "window": window, "cap": cap}
+        out, sums = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:2], dtype=torch.float32)
+        options = {"causal": causal, "scale": sm_scale or q.shape[-1] ** -0.5}
+        options |= self._cached_module.compiled(window_left, logits_soft_cap)
         flashinfer_ragged(q, k, v, *self._ends, *map(tuple, self._host), out, sums, **options)
         return (out, sums) if lse else out
-
-    def forward_return_lse(self, *args: Any, **options: Any) -> Any:
-        return self.forward(*args, **options, lse=True)
 
 
 @kernel
 def flashinfer_ragged(
     q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, qo: tuple[int, ...], kv: tuple[int, ...],
-    out: Tensor, lse: Tensor | None, *, causal: bool, scale: float, window: int, cap: float,
+    out: Tensor, lse: Tensor, *, causal: bool, scale: float, window: int, cap: float,
 ) -> None:  # fmt: skip
     starts, ends = tuple(qo_indptr.tolist()), tuple(kv_indptr.tolist())
     require(starts == qo and ends == kv, "planned for other tokens", starts, qo, ends, kv)
@@ -244,8 +230,7 @@ def flashinfer_ragged(
         if end > start:
             rows = q[start:end], k[first:stop], v[first:stop]
             out[start:end], sums = attend(*rows, scale, causal=causal, window=(window, -1), cap=cap)
-            if lse is not None:
-                lse[start:end] = sums / _LOG2
+            lse[start:end] = sums / _LOG2
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
