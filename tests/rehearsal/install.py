@@ -22,7 +22,7 @@ from sglang_dflash.upstream.launch import (
     resolving_view,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import backends, interpreter, planted, report, stubs
+from tests.rehearsal import backends, interpreter, report, stubs
 
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 # Its weights do not: on Intel processors they are transposed, and kernels read a convolution's as CUDA has it.
@@ -60,7 +60,6 @@ def install() -> None:
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
     backends.install()
-    planted.install()
     pool = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers"
     HookRegistry.register(pool, backends.created, HookType.AFTER)
     paged = (f"paged.PagedTokenToKVPoolAllocator.{name}" for name in ("alloc", "alloc_extend", "alloc_decode"))
