@@ -36,6 +36,8 @@ ARMS: dict[str, tuple[float, dict[str, str]]] = {
     # with one token for all, every request would be copied from itself
     ADAPTIVE: (24.0, {"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}),
 }
+WIDTHS = {f"width {width}": width for width in (4, 8)}  # fixed ones beside the block, for the adaptive one
+ARMS |= dict.fromkeys(WIDTHS, ARMS[OURS])
 ARMS |= {f"{FA3}{arm}": ARMS[arm] for arm in (OURS, BUILTIN, PLAIN)}
 PROFILED = (OURS, ONE_FORWARD, BUILTIN, PLAIN)
 FLAGS = (
@@ -80,7 +82,7 @@ def measure(job: Job) -> None:
                 job.row("costs", batch=batch, milliseconds=by_width, calibration_s=info["start_seconds"]["calibration"])
         job.wait_for_turn()
         for batch in sizes.batches:
-            for what in ("steps", "tokens") if arm in (OURS, ADAPTIVE) else ("steps",):
+            for what in ("steps", "tokens") if arm in (OURS, ADAPTIVE, *WIDTHS) else ("steps",):
                 job.measure(what, partial(MEASURES[what], server, arm, batch, sizes), batch=batch)
         for row in host_times(server.log):
             stages = {name: row.pop(name) for name in [*row] if name.removesuffix("_ms") in STAGES}
@@ -99,7 +101,7 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     fa3, arm = arm.startswith(FA3), arm.removeprefix(FA3)
     if arm != PLAIN:
         flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
-        flags += ["--speculative-num-draft-tokens", str(BLOCK)]
+        flags += ["--speculative-num-draft-tokens", str(WIDTHS.get(arm, BLOCK))]
     if arm == BUILTIN and job.call.real and not fa3:  # FlashInfer is not packed
         flags += ["--speculative-draft-attention-backend", "triton"]
     flags += ["--mem-fraction-static", "0.85", "--sampling-backend", "pytorch"] if job.call.real else []
