@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import told
+from sglang_dflash.launch import old_flags, told
 from sglang_dflash.launch.asked import OUR_BACKEND
 from sglang_dflash.launch.plan import ServingPlan
+from sglang_dflash.model import capture
 from sglang_dflash.upstream import check_version, hooks, read_record
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.launch import load_plugins
+from sglang_dflash.upstream.launch import HookRegistry, get_parallel
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -19,32 +21,74 @@ if TYPE_CHECKING:
     from sglang_dflash.upstream.launch import ServerArgs
 
 
-def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
-    """Resolution hook around ``handle_speculative_decoding``: as :func:`told.around_speculation`, in this process."""
-    if told.around_speculation(server_args, previous) is not None:
-        enter_tokenizer()
+def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___: Any) -> None:
+    """Hook after ``_configure_context``, which every process of a server calls with its arguments: install its hooks.
+
+    It is private; ``publish`` calls it. Ray copies ``publish`` into its actors before they load plugins.
+    """
+    if role == "scheduler":
+        hooks.register(SCHEDULER_HOOKS)
+        HookRegistry.apply_hooks()
+    if not isinstance(read_record(server_args), ServingPlan):
+        return
+    from sglang_dflash.features import reports, streams
+    from sglang_dflash.features.updates import requests as updates
+
+    if role == "tokenizer":
+        install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, updates.TOKENIZER_HOOKS)
+    elif role == "detokenizer":
+        install(streams.DETOKENIZER_HOOKS)
 
 
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
-    """Hook around ``SpeculativeAlgorithm.create_worker``: return our class for DFLASH."""
-    # the CPU platform calls `worker_for`
-    ours = worker_for(server_args) if algorithm.is_dflash() and not told.on_our_cpu_platform() else None
-    return ours or original(algorithm, server_args)
+    """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
+    if algorithm.is_dflash():
+        compare_nodes(plan := read_record(server_args))
+        if isinstance(plan, ServingPlan):
+            enter_scheduler(plan)
+            return our_worker()
+        if plan is None:
+            told.leave(server_args, "its arguments were resolved in a process that did not load the plugin dflash")
+    return original(algorithm, server_args)
 
 
-def worker_for(server_args: ServerArgs) -> type | None:
-    """Return our worker class, with its hooks installed, or None; DFlashError for a launch without this package."""
-    decided = read_record(server_args)
-    if isinstance(decided, ServingPlan):
-        enter_scheduler(decided)
-        return our_worker()
-    if not isinstance(decided, str):
-        raise DFlashError(
-            "the server arguments hold no DFLASH plan",
-            expected="the plan that sglang-dflash makes in the launching process",
-            remedy="install sglang-dflash where the server is launched too, in the same version",
-        )
-    return None
+def compare_nodes(record: object) -> None:
+    """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
+    if get_parallel().nnodes == 1:
+        return
+    from sglang.srt.distributed.parallel_state import get_world_group
+
+    mine = {"version": __version__, "SGLang's worker": record}
+    if isinstance(record, ServingPlan):
+        mine |= {**vars(record), "SGLang's worker": None, "files": None}  # folders may differ
+    ranks = get_world_group().all_gather_object({name: repr(value) for name, value in mine.items()})
+    for name in mine:
+        values = dict.fromkeys(rank.get(name, "") for rank in ranks)
+        if len(values) > 1:
+            raise DFlashError(
+                f"the nodes have different plans: {name} is {' and '.join(values)}",
+                remedy="start every node with the same flags, SGLANG_DFLASH variables, drafter and packages",
+            )
+
+
+HOOKS = Hooks(  # of every process, before there is a plan
+    before={
+        "configs.model_config.ModelConfig.__init__": told.override_drafter,
+        "configs.model_config.ModelConfig._derive_context_length": told.lift_context,
+    },
+    around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker},
+    after={
+        "server_args.ServerArgs.add_cli_args": old_flags.accept_old_flags,
+        "runtime_context._configure_context": enter_process,
+    },
+)
+_PARTS = "model_executor.model_runner_components"
+SCHEDULER_HOOKS = Hooks(  # also where SGLang's own worker serves; importing their targets initialises a GPU
+    around={
+        f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
+        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": told.capture_without_drafter,
+    }
+)
 
 
 def enter_scheduler(plan: ServingPlan) -> None:
@@ -82,41 +126,6 @@ def enter_scheduler(plan: ServingPlan) -> None:
         ranks.HOOKS: plan.groups > 1 and plan.widths is not None,
     }
     install(*(table for table, applies in tables.items() if applies))
-
-
-def enter_tokenizer() -> None:
-    """Install the hooks of a process that parses answers."""
-    from sglang_dflash.features import reports, streams
-    from sglang_dflash.features.updates import requests as updates
-
-    install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, updates.TOKENIZER_HOOKS, _WORKER_HOOKS)
-
-
-class _LoadsPlugins(dict[str, Any]):
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[dict[str, Any]]]:
-        return _after_plugins, (dict(self),)
-
-
-def _after_plugins(info: dict[str, Any]) -> dict[str, Any]:
-    load_plugins()
-    enter_tokenizer()
-    return info
-
-
-def enter_tokenizer_workers(port_args: Any, server_args: Any, scheduler_info: dict[str, Any]) -> tuple[Any, Any]:
-    """Hook before ``write_data_for_multi_tokenizer``: its pickle installs hooks in the processes that read it."""
-    return (port_args, server_args, _LoadsPlugins(scheduler_info)), {}
-
-
-_WORKER_HOOKS = Hooks(before={"managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer": enter_tokenizer_workers})
-
-
-def enter_detokenizer(_: Any, server_args: ServerArgs, *__: Any, **___: Any) -> None:
-    """Hook before ``DetokenizerManager.__init__``: install the hooks of its process, if our worker serves."""
-    from sglang_dflash.features import streams
-
-    if isinstance(read_record(server_args), ServingPlan):
-        install(streams.DETOKENIZER_HOOKS)
 
 
 def our_worker() -> type:

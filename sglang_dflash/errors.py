@@ -18,17 +18,16 @@ class DFlashError(ValueError):
     """A pair, flag, version or environment that cannot be served.
 
     Args:
-        value: what was found, in the user's terms (``"block_size 64 (--speculative-num-draft-tokens)"``).
-        expected: what would have been accepted.
+        problem: what is wrong, in the user's terms (``"block_size is 64, and the target's context is 32 tokens"``).
         remedy: the next thing to do, as an instruction.
     """
 
-    def __init__(self, value: str, expected: str, remedy: str) -> None:
-        self.value, self.expected, self.remedy = printable(value), printable(expected), remedy
-        super().__init__(self.value, self.expected, remedy)
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem, self.remedy = printable(problem), remedy
+        super().__init__(self.problem, remedy)
 
     def __str__(self) -> str:
-        return f"sglang-dflash: {self.value}. Expected: {self.expected}. Fix: {self.remedy}."
+        return f"sglang-dflash: {self.problem}. Fix: {self.remedy}."
 
 
 def printable(text: str) -> str:
@@ -40,14 +39,17 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked fact, ``about``; ``value``, ``expected`` and ``remedy`` as in :class:`DFlashError`.
+    """One checked fact.
 
-    ``estimated``: whether it depends on estimated sizes.
+    Args:
+        value: the fact, or what is wrong.
+        remedy: as in :class:`DFlashError`.
+        about: the heading under which ``check`` prints it.
+        estimated: whether it depends on estimated sizes.
     """
 
     level: Level
     value: str
-    expected: str = ""
     remedy: str = ""
     about: str = ""
     estimated: bool = False
@@ -56,11 +58,11 @@ class Finding:
         object.__setattr__(self, "value", printable(self.value))  # may quote a file
 
     def __str__(self) -> str:
-        return f"{self.about}: {self.value}. Expected: {self.expected}. Fix: {self.remedy}."
+        return f"{self.about}: {self.value}. Fix: {self.remedy}."
 
     @classmethod
     def of(cls, error: DFlashError, about: str = "") -> Finding:
-        return cls("error", error.value, error.expected, error.remedy, about)
+        return cls("error", error.problem, error.remedy, about)
 
 
 ok = partial(Finding, "ok")
@@ -76,6 +78,7 @@ def first_true(reasons: Mapping[str, object]) -> str | None:
 
 
 def first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return a key, and what it should be."""
     first = error.errors(include_url=False, include_context=False)[0]
     expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
     return str(first["loc"][0]), expected.removeprefix("Input should be ")
@@ -85,4 +88,4 @@ def raise_first_error(findings: Iterable[Finding]) -> None:
     """Raise the first error that does not depend on an estimate."""
     for finding in findings:
         if finding.level == "error" and not finding.estimated:
-            raise DFlashError(finding.value, expected=finding.expected, remedy=finding.remedy)
+            raise DFlashError(finding.value, finding.remedy)

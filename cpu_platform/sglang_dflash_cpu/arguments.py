@@ -19,7 +19,7 @@ from sglang_dflash_cpu.threads import environment_defaults
 logger = logging.getLogger(__name__)
 
 Step = Callable[[Any], None]
-Rule = tuple[bool, str, str, str]  # whether to refuse, found, expected, remedy
+Rule = tuple[bool, str, str]  # whether to refuse, problem, remedy
 
 MAX_RUNNING_REQUESTS = 32
 TOKENS_PER_REQUEST = 8192
@@ -29,7 +29,6 @@ SMALL_PART = 0.1  # of the machine's memory
 _ATTENTION_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "float32")
 _PLAIN = (None, "unquant")
-_DECODERS = "dense, MoE, gated-delta-net or Mamba2 hybrid decoders with grouped-query or latent attention"
 _GPU = "serve it on a GPU, where this platform stays inactive"
 # Checkpoints may use other names (GPT-2's n_layer).
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -135,8 +134,7 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
         *(
             (
                 backend not in (None, *known),
-                f"{field}={backend!r} is unknown",
-                f"one of {', '.join(sorted(known))}",
+                f"{field}={backend!r} is none of {', '.join(sorted(known))}",
                 f"leave it out: the CPU platform serves every model with {ATTENTION_BACKEND}",
             )
             for field, backend in backends
@@ -144,7 +142,6 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
         (
             _is_missing_folder(cfg.model_path),
             f"--model-path {cfg.model_path} does not exist",
-            "a checkpoint folder on this machine, or a hub id of the form owner/name",
             "check the path; `sglang-dflash pairs path tiny-hybrid` prints the path of a small model",
         ),
     )
@@ -162,25 +159,22 @@ def check_pair(model_config: Any, cfg: Any) -> None:
     scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
     drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
     _refuse(
-        (is_other, f"{name} uses {attention.name} attention", _DECODERS, _GPU),
-        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _DECODERS, _GPU),
-        (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _DECODERS, _GPU),
+        (is_other, f"{name} uses {attention.name} attention", _GPU),
+        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _GPU),
+        (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _GPU),
         (
             scheme not in _PLAIN,
             f"{name} with {scheme} quantisation on a CPU is not supported",
-            "an unquantised checkpoint: float32, bfloat16 or float16",
             "use the checkpoint's unquantised version here, or " + _GPU,
         ),
         (
             cfg.kv_cache_dtype not in _KV_DTYPES,
-            f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is not supported",
-            f"one of {', '.join(_KV_DTYPES)}",
+            f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is none of {', '.join(_KV_DTYPES)}",
             "leave it out: the KV cache then has the model's dtype",
         ),
         (
             drafter_scheme not in _PLAIN,
             f"--speculative-draft-model-quantization {drafter_scheme} on a CPU is not supported",
-            "plain layers: float32, bfloat16 or float16",
             "leave it out: a quantised drafter is dequantised when it is loaded",
         ),
     )
@@ -192,9 +186,9 @@ def _is_missing_folder(model_path: str) -> bool:
 
 
 def _refuse(*rules: Rule) -> None:
-    for refused, found, expected, remedy in rules:
+    for refused, problem, remedy in rules:
         if refused:
-            raise DFlashError(found, expected=expected, remedy=remedy)
+            raise DFlashError(problem, remedy)
 
 
 def cpu_values(value_of: Callable[[str], Any]) -> tuple[dict[str, Any], list[str]]:

@@ -11,12 +11,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.plugin import load_before_resolution
 
 logger = logging.getLogger(__name__)
 
 PLATFORM_NAME = "dflash_cpu"
 PLATFORM_CLASS = "sglang_dflash_cpu.platform.DFlashCpuPlatform"
 PLATFORM_GROUP = "sglang.srt.platforms"
+NO_PLATFORM = "dflash"  # entry point of sglang-dflash, which loads plugins early
 
 # Kernel drivers create these, with or without support in torch.
 _DEVICE_NODES = {"CUDA": "/dev/nvidiactl", "ROCm": "/dev/kfd", "NPU": "/dev/davinci_manager", "MUSA": "/dev/mtgpu.0"}
@@ -46,7 +48,8 @@ def unused_devices(env: Mapping[str, str] = os.environ) -> list[str]:
 
 def other_platform_plugins() -> list[str]:
     """Return the platform plugins of other packages; SGLang accepts one active platform."""
-    return [point.name for point in entry_points(group=PLATFORM_GROUP) if point.name != PLATFORM_NAME]
+    own = PLATFORM_NAME, NO_PLATFORM
+    return [point.name for point in entry_points(group=PLATFORM_GROUP) if point.name not in own]
 
 
 def reason_to_stay_out(
@@ -84,13 +87,14 @@ def activate() -> str | None:
     usable = accelerators()
     reason = reason_to_stay_out(os.environ, usable=usable, unused=unused_devices(), others=other_platform_plugins())
     if reason is None:
+        if os.environ.get("SGLANG_PLATFORM"):  # SGLang calls no other package's entry point
+            load_before_resolution()
         # SGLang imports the class next; an error there would break ``import sglang``.
         importlib.import_module(PLATFORM_CLASS.rpartition(".")[0])
         return PLATFORM_CLASS
     if os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME:
         raise DFlashError(
             f"SGLANG_PLATFORM={PLATFORM_NAME} on a machine with {reason}",
-            expected="a machine, or a process, that sees no accelerator",
             remedy='unset SGLANG_PLATFORM to use the accelerator, or hide it (CUDA_VISIBLE_DEVICES="")',
         )
     log = logger.warning if "cannot use it" in reason else logger.info

@@ -10,21 +10,12 @@ from sglang_dflash_cpu import torchvision_import
 # SGLang imports this module before torchvision.
 torchvision_import.install()
 
-from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: E402
 from sglang.srt.platforms.cpu import CpuDeviceMixin  # noqa: E402
 from sglang.srt.platforms.device_mixin import PlatformEnum  # noqa: E402
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform  # noqa: E402
-from sglang.srt.plugins import load_plugins  # noqa: E402
 
 from sglang_dflash.errors import DFlashError  # noqa: E402
-from sglang_dflash.upstream import TESTED_SGLANG  # noqa: E402
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND  # noqa: E402
-
-
-def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> None:
-    # SGLang's benchmark tools run this step without loading plugins.
-    load_plugins()
-    previous(server_args)
 
 
 class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -35,10 +26,6 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_type = "cpu"
     capabilities = PlatformCapabilities()
 
-    def __init__(self) -> None:
-        super().__init__()
-        register_resolution_hook("handle_deprecated_dp_attention")(_load_plugins_first)
-
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Refuse to start without the replacements."""
         from sglang_dflash_cpu.replacements import missing_hooks
@@ -46,8 +33,7 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if missing := missing_hooks():
             raise DFlashError(
                 f"{len(missing)} of the CPU platform's replacements are not in place, {missing[0]} first",
-                expected=f"SGLang {TESTED_SGLANG}, and the plugin 'dflash_cpu' loaded together with the platform",
-                remedy="leave SGLANG_PLUGINS unset or name dflash_cpu in it, and look for 'Failed to' in the log above",
+                remedy="leave SGLANG_PLUGINS unset or name both in it, and look for 'Failed to' in the log above",
             )
 
     def get_device(self, device_id: int = 0) -> str:
@@ -79,16 +65,6 @@ class DFlashCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
         return ATTENTION_BACKEND
-
-    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
-        """Return our worker for DFLASH, unless SGLang's own worker serves this process."""
-        if algorithm != "DFLASH":
-            return None
-        from sglang.srt.runtime_context import get_server_args
-
-        from sglang_dflash.enter import worker_for
-
-        return worker_for(get_server_args())
 
     def get_speculative_cache_locs_fn(self) -> Callable[..., Any]:
         from sglang_dflash_cpu.layers.pools import block_slots

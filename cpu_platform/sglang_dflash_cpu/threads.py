@@ -45,7 +45,7 @@ def parse_cores(text: str) -> set[int]:
         found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
         if found is None:
             remedy = f"correct or unset {BIND_VARIABLE}"
-            raise DFlashError(f"{BIND_VARIABLE}: {part!r} is invalid", expected="cores such as 0-2,5", remedy=remedy)
+            raise DFlashError(f"{BIND_VARIABLE}: {part!r} names no cores, as 0-2,5 does", remedy=remedy)
         cores.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cores
 
@@ -56,7 +56,7 @@ def threads_of_a_rank(environ: Mapping[str, str] = os.environ) -> int:
     first = value.partition(",")[0].strip()
     if re.fullmatch("0*[1-9][0-9]{0,4}", first):
         return int(first)
-    raise DFlashError(f"OMP_NUM_THREADS={value!r} is invalid", expected="a number of threads", remedy="unset it")
+    raise DFlashError(f"OMP_NUM_THREADS={value!r} is no number of threads", remedy="unset it")
 
 
 def bind_rank(*, local_omp_cpuid: str | None, dist_init_method: str | None = None) -> None:

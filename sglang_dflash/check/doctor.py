@@ -63,7 +63,7 @@ class Installation:
 
     def as_json(self) -> dict[str, Any]:
         error = self.problem
-        problem = error and {"value": error.value, "expected": error.expected, "fix": error.remedy}
+        problem = error and {"value": error.problem, "fix": error.remedy}
         about = {"worker": self.worker, "device": asdict(self.device), "untested": self.untested}
         about |= {"folder": __path__[0], "plugins": _other_plugins(), "patched": self.patched}
         return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
@@ -72,8 +72,7 @@ class Installation:
         if self.problem is None:
             yield f"sglang-dflash {__version__} serves DFLASH on {self.device.name}."
         else:
-            reason = f"{self.problem.value} (expected: {self.problem.expected})"
-            yield f"sglang-dflash {__version__} does not serve DFLASH here: {reason}."
+            yield f"sglang-dflash {__version__} does not serve DFLASH here: {self.problem.problem}."
             yield f"Fix: {self.problem.remedy}."
         if self.untested:
             yield f"Untested: {', '.join(self.untested)}."
@@ -106,7 +105,7 @@ def _serving_device() -> tuple[Device, list[str]]:
     settings = Settings()
     settings.validate()
     if settings.wants_builtin:
-        raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", expected="unset", remedy=f"unset {SWITCH}")
+        raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", remedy=f"unset {SWITCH}")
     warnings.simplefilter("ignore")  # absent accelerators
     try:
         from sglang_dflash.upstream.launch import load_plugins
@@ -121,17 +120,15 @@ def _serving_device() -> tuple[Device, list[str]]:
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
-            expected="an SGLang that can be imported",
             remedy="repair the installation until `python -m sglang.launch_server --help` works",
         ) from error
     if not is_registered():
         raise Builtin(
             "SGLang did not load the plugin",
-            expected="the plugin `dflash`",
             remedy="install sglang-dflash in SGLang's environment; unset SGLANG_PLUGINS, or add `dflash` to it",
         )
     if device.is_rocm:
-        raise Builtin(ON_ROCM, expected="a CUDA GPU", remedy="none needed: SGLang's own worker serves DFLASH here")
+        raise Builtin(ON_ROCM, remedy="none needed: SGLang's own worker serves DFLASH here")
     told.check_sglang()
     return device, installed()
 

@@ -26,11 +26,7 @@ _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_ca
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise DFlashError(
-            message,
-            expected=f"flags as SGLang {TESTED_SGLANG} takes them",
-            remedy="correct the flag or leave it out; `sglang serve --help` lists all flags",
-        )
+        raise DFlashError(message, remedy="correct the flag or leave it out; `sglang serve --help` lists all flags")
 
 
 @cache
@@ -73,7 +69,7 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
         given, flag = getattr(args, name), flag_of(name)
         if given != value and (given.upper() != value or value != "DFLASH"):
             contradicts = f"{flag} {given} contradicts {value}, the pair that is checked"
-            raise DFlashError(contradicts, expected=f"{flag} {value}", remedy=f"leave {flag} out")
+            raise DFlashError(contradicts, remedy=f"leave {flag} out")
     if args.speculative_draft_model_path == AUTO:
         args.speculative_draft_model_path = drafter_of(target)
     read = READ - _COUNTED_IN_PART | pair.keys()
@@ -85,7 +81,6 @@ def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
     if unread:
         yield note(
             f"{' '.join(unread)} (some flags change memory, kernels or parallelism)",
-            expected="flags that this check reads",
             remedy="read the memory that the server logs at its start",
             about="flags not counted",
         )
@@ -93,17 +88,12 @@ def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
 
 def _refuse_unknown(word: str, known: list[str]) -> None:
     if not word.startswith("-"):
-        raise DFlashError(
-            f"the word {word!r} belongs to no flag",
-            expected="flags of `sglang serve` with their values after the models",
-            remedy="leave it out, or put its flag before it",
-        )
+        raise DFlashError(f"the word {word!r} belongs to no flag", remedy="leave it out, or put its flag before it")
     name = word.partition("=")[0]
     matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
     similar = next(iter(matches), None)
     raise DFlashError(
         f"SGLang {TESTED_SGLANG} has no flag {name}",
-        expected=f"a flag of `sglang serve`{f', such as {similar}' if similar else ''}",
         remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
     )
 
@@ -116,7 +106,6 @@ def check_linear_backends(launch: Launch, cuda: str | None) -> Iterator[Finding]
         level, given = (note, "") if dtype is None else (error, f", and --mamba-ssm-dtype is {dtype}")
         yield level(
             f"{flag} flashinfer on {device.name} needs recurrent states in bfloat16{given}",
-            expected="--mamba-ssm-dtype bfloat16",
             remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton" if given else "none needed: the server sets it",
             about="recurrent state's dtype",
         )
@@ -126,7 +115,6 @@ def check_linear_backends(launch: Launch, cuda: str | None) -> Iterator[Finding]
         level, has = (warn, "the server's torch is unknown") if served is None else (error, f"torch has CUDA {served}")
         yield level(
             f"FlashInfer's linear prefill on this GPU needs CUDA 13, and {has}",
-            expected="a torch that is built for CUDA 13 or later",
             remedy="install such a torch, or set --linear-attn-prefill-backend triton",
             about="torch's CUDA",
         )
@@ -149,15 +137,15 @@ def check_refused(launch: Launch) -> Iterator[Finding]:
     settings = launch.settings
     tokens, block = settings.speculative_num_draft_tokens, settings.speculative_dflash_block_size
     window = settings.speculative_draft_window_size
-    sizes = f"--speculative-num-draft-tokens {tokens}, --speculative-dflash-block-size {block}"
+    sizes = f"--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block} differ"
     refused = {
         sizes: None not in (tokens, block) and tokens != block,
-        f"--speculative-draft-window-size {window}, block size {launch.block}": (window or launch.block) < launch.block,
-        f"--pp-size {settings.pp_size}": settings.pp_size > 1,
+        f"--speculative-draft-window-size {window} is less than the block size {launch.block}": (window or launch.block)
+        < launch.block,
+        f"--pp-size {settings.pp_size}: DFLASH has no pipeline stages": settings.pp_size > 1,
     }
     if found := first_true(refused):
-        expected = "one block size, a window of at least a block, and one pipeline stage"
-        yield error(found, expected=expected, remedy="change what is named", about="refused by SGLang")
+        yield error(found, remedy="change what is named", about="refused by SGLang")
 
 
 def check_flags(launch: Launch) -> Iterator[Finding]:
@@ -166,21 +154,18 @@ def check_flags(launch: Launch) -> Iterator[Finding]:
     if device.kind == "cpu" and (scheme := flag or stored):
         yield error(
             f"the target is quantised with {scheme}, and no CPU serves that",
-            expected="an unquantised target on a CPU",
             remedy="name the GPU to check (--gpu), or serve the unquantised target here",
             about="quantisation",
         )
     elif flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
         yield error(
             f"--quantization {flag}, and the target is quantised with {stored}",
-            expected=f"{stored}, which SGLang reads from the target's config.json",
             remedy="leave --quantization out",
             about="quantisation",
         )
     if settings.enable_torch_compile and launch.kind is None and launch.drafter.selector_top_k:
         yield warn(
             "--enable-torch-compile with a DFlash2 drafter: users report that the capture of CUDA graphs fails",
-            expected="CUDA graphs alone",
             remedy="leave --enable-torch-compile out",
             about="torch.compile",
         )
@@ -192,7 +177,6 @@ def check_flags(launch: Launch) -> Iterator[Finding]:
         left = size(int(device.memory * (1 - fraction))) or "nothing"
         yield warn(
             f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
-            expected=f"at most {highest}, by SGLang's estimate for this card and prefill chunk",
             remedy=f"set --mem-fraction-static {highest}",
             about="memory fraction",
         )

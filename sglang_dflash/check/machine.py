@@ -76,7 +76,7 @@ def gpu_named(name: str) -> Device:
     if len(found) != 1:
         value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else 'is no GPU that is known here'}"
         remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
-        raise DFlashError(value, expected="the name of one GPU", remedy=remedy)
+        raise DFlashError(value, remedy=remedy)
     return found[0]
 
 
@@ -102,6 +102,6 @@ def asked_about(
     if memory_gib is None:
         return named or find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
     if not 0 < memory_gib < _MAX_GIB:
-        raise DFlashError(f"--memory-gib {memory_gib}", expected=f"up to {_MAX_GIB}", remedy="correct it")
+        raise DFlashError(f"--memory-gib {memory_gib} is outside 0 to {_MAX_GIB}", remedy="correct it")
     name = f"a {gpu or ('CPU' if named else 'GPU (sm_90 assumed)')} with {memory_gib:g} GiB"
     return replace(named or GPUS["h100"], name=name, memory=int(memory_gib * GIB))

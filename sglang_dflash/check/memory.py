@@ -19,7 +19,7 @@ from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, Finding, warn
 from sglang_dflash.launch.asked import DTYPE_BYTES, Launch
 from sglang_dflash.launch.attention import default_backend
-from sglang_dflash.launch.choice import PROVEN, unproven_kind
+from sglang_dflash.launch.choice import unproven_kind
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE
 from sglang_dflash.launch.layers import count, layers_of
 from sglang_dflash.launch.plan import ServingPlan, decide
@@ -49,12 +49,11 @@ def unknown_size(launch: Launch) -> Finding | None:
     """Return a warning if the memory cannot be predicted."""
     remedy = "none needed: SGLang divides the memory when it starts"
     if kind := unproven_kind(launch.target):
-        proven = f"a target that is {'; '.join(PROVEN)}"
-        return warn(f"no sizes are known for a target with {kind}", expected=proven, remedy=remedy, about="memory")
+        return warn(f"no sizes are known for a target with {kind}", remedy=remedy, about="memory")
     files = launch.target_files
     if files.tensors is None and not _stated_size(files):
         value = f"the size of the target's weights is unknown: {files.name} has no safetensors header or index"
-        return warn(value, expected="a safetensors checkpoint", remedy=remedy, about="memory")
+        return warn(value, remedy=remedy, about="memory")
     return None
 
 
@@ -237,8 +236,7 @@ def dtype_bytes(name: Any) -> float:
     found = DTYPE_BYTES.get(name) if isinstance(name, str) else None
     if found is None:
         raise DFlashError(
-            f"the dtype {name}",
-            expected=f"one of {', '.join(DTYPE_BYTES)}",
+            f"the dtype {name} is none of {', '.join(DTYPE_BYTES)}",
             remedy="check --dtype, --mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE and the target's config.json",
         )
     return found

@@ -120,8 +120,6 @@ class Report:
 
     def _finding(self, finding: Finding, verbose: bool) -> Iterator[str]:
         yield f"\n  {_MARK[finding.level]} {finding.about}: {finding.value}"
-        if finding.expected and (verbose or finding.level == "error"):
-            yield f"      Expected: {finding.expected}"
         advises = finding.about == _RUNNING and bool(self.advice)
         if finding.remedy and (verbose or finding.level == "error" or (finding.level == "warn" and not advises)):
             yield f"      Fix: {finding.remedy}"
@@ -191,7 +189,7 @@ def _left(finding: Finding) -> Finding:
     if finding.level != "builtin":
         return finding
     value = f"SGLang's own worker serves this pair: {finding.value}. `check` cannot predict its memory"
-    return warn(value, expected="arguments that this package's worker serves", about="worker")
+    return warn(value, about="worker")
 
 
 def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
@@ -203,7 +201,7 @@ def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
     remedy = f"{ITS_DRAFTER}{f': {drafter}' if drafter else ''}"
     cause = "the drafter was trained for another target: " if len(wrong) > 1 else ""
     value = cause + "; ".join(finding.value for finding in wrong)
-    joined = error(value, expected=wrong[0].expected, remedy=remedy, about=wrong[0].about if not cause else "pair")
+    joined = error(value, remedy=remedy, about=wrong[0].about if not cause else "pair")
     return [joined, *(finding for finding in findings if finding not in wrong)]
 
 
@@ -230,14 +228,12 @@ def _running(settings: Settings, memory: MemoryTable, smaller: str) -> Finding:
         room = f"{size(memory.static_bytes)} ({memory.fraction} of the device)"
         return error(
             f"no request fits: the weights of one rank take {size(served.sizing.weights)} of {room}{few}",
-            expected="memory for the weights and one request",
             remedy=f"add flags of a line below, or serve {smaller}",
         )
     level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
     return level(
         f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
         f"K/V in total; the limit: {served.capped_by}",
-        expected=f"memory for {wanted} requests; limited by {served.capped_by}",
         remedy="use more or larger GPUs, or accept the smaller number",
     )
 
@@ -250,7 +246,6 @@ def _tokens(pools: Pools, smaller: str) -> Finding:
     wider = "raise --swa-full-tokens-ratio, " if "sliding" in limit else ""
     return warn(
         f"{each:,} tokens of {limit} per request: {_lengths(pools)}",
-        expected=f"{least:,} tokens or more: a request that finds none is retracted and prefilled again",
         remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or {smaller}",
     )
 

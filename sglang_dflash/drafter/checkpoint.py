@@ -38,7 +38,6 @@ MAX_BYTES = 64 << 20  # bytes
 _READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
-_COMPLETE = "a complete safetensors checkpoint"
 _BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name; BOOL has none
 _TORCH_DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "BOOL": torch.bool,
@@ -171,11 +170,11 @@ class ModelFiles:
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-                raise _unreadable(index, "has no weight_map of file names", _COMPLETE)
+                raise _unreadable(index, "has no weight_map of file names")
             # SGLang joins the names to the folder: a path could name any file of the machine
             if strange := sorted(set(shards.values()) - {file.name for file in files}):
                 problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
-                raise _unreadable(index, problem, _COMPLETE)
+                raise _unreadable(index, problem)
             files = [file for file in files if file.name in shards.values()]
         return {name: header for file in files for name, header in _read_header(file).items()}
 
@@ -183,7 +182,6 @@ class ModelFiles:
         revision = f" --revision {self.revision}" if self.revision else ""
         return DFlashError(
             f"the hub cannot be reached ({problem}), and {self.name} is neither a folder nor complete in the cache",
-            expected=f"a folder or a cached model with {', '.join(_READ)}, as far as the model has them",
             remedy=f"run `hf download {self.name}{revision}` where the hub can be reached (HF_ENDPOINT names another "
             f"hub), or pass a local folder in place of the id ({folder}, if it holds every file)",
         )
@@ -191,7 +189,6 @@ class ModelFiles:
     def _not_found(self) -> DFlashError:
         return DFlashError(
             f"no {CONFIG} found for {self.name}",
-            expected="a model directory, or a hub id that can be reached or is in the local cache",
             remedy="check the path or id; for a gated model log in with `hf auth login`",
         )
 
@@ -239,7 +236,6 @@ def plain_view(files: ModelFiles) -> Path | None:
     except OSError as error:
         raise DFlashError(
             f"{view} cannot be written ({error.strerror or error})",
-            expected="a folder for the plain form of a drafter that another trainer wrote",
             remedy="set XDG_CACHE_HOME to a folder that can be written",
         ) from None
     return view
@@ -268,7 +264,7 @@ def read_text(file: Path) -> str:
             return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or an impossible name
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-    raise _unreadable(file, problem, "a text file")
+    raise _unreadable(file, problem)
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -280,9 +276,9 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for thousands of digits
-        raise _unreadable(source, f"is not JSON ({error})", "a JSON object") from None
+        raise _unreadable(source, f"is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise _unreadable(source, f"holds a {type(found).__name__}", "a JSON object")
+        raise _unreadable(source, f"holds a {type(found).__name__}, not a JSON object")
     return found
 
 
@@ -296,14 +292,14 @@ def _read_header(file: Path) -> dict[str, TensorHeader]:
             slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
             tensors = {name: TensorHeader(each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except (SafetensorError, OSError, ValueError) as error:  # ValueError: an impossible name
-        raise _unreadable(file, f"has no valid header ({str(error)[:200]})", _COMPLETE) from None
+        raise _unreadable(file, f"has no valid header ({str(error)[:200]})") from None
     for name, tensor in tensors.items():
         # an empty tensor's other sizes are not bounded by the file's size
         if len(tensor.shape) > 8 or math.prod(max(size, 1) for size in tensor.shape) >> 48:
-            raise _unreadable(file, f"describes {name!r} with the shape {list(tensor.shape)[:9]}", _COMPLETE)
+            raise _unreadable(file, f"describes {name!r} with the impossible shape {list(tensor.shape)[:9]}")
     return tensors
 
 
-def _unreadable(source: object, problem: str, expected: str) -> DFlashError:
+def _unreadable(source: object, problem: str) -> DFlashError:
     remedy = "check the path and its permissions; if the file is damaged or cut short, download the model again"
-    return DFlashError(f"{source} {problem}", expected=expected, remedy=remedy)
+    return DFlashError(f"{source} {problem}", remedy=remedy)

@@ -67,7 +67,7 @@ class Scheme:
         args = self.args
         size = columns if args.group_size in (None, -1) else args.group_size
         if columns % size:
-            raise _misfit(f"groups of {size} columns in a weight of {columns}", "a multiple of them")
+            raise _misfit(f"groups of {size} columns do not divide a weight of {columns}")
         groups = columns // size
         if self.layout == "awq":
             return {"qweight": (columns, words(rows)), "qzeros": (groups, words(rows)), "scales": (groups, rows)}
@@ -111,7 +111,7 @@ class Scheme:
             # the library does not check that all groups have one size
             size = columns // scale.shape[1]
             if not torch.equal(order.sort().values.long(), torch.arange(columns, device=order.device) // size):
-                raise _misfit(f"a g_idx whose groups are not of {size} columns each", "the group of every column")
+                raise _misfit(f"a g_idx whose groups are not of {size} columns each")
         return dequantize(quantised, scale.float(), zero, args=args, g_idx=order)
 
 
@@ -170,9 +170,9 @@ class Quantised:
         return next((scheme for targets, scheme in self.groups if "Linear" in targets), self.groups[0][1])
 
 
-def _misfit(found: str, expected: str) -> DFlashError:
+def _misfit(found: str) -> DFlashError:
     remedy = "use the drafter's plain weights, or quantise it again"
-    return DFlashError(f"{found}, in the drafter's tensors", expected=expected, remedy=remedy)
+    return DFlashError(f"{found}, in the drafter's tensors", remedy=remedy)
 
 
 def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
@@ -273,7 +273,6 @@ def _packed(config: Mapping[str, Any]) -> Groups:
 
 def _unserved(found: str) -> DFlashError:
     return DFlashError(
-        f"the drafter is quantised by {found}",
-        expected=f"plain weights, or {_SERVED}",
+        f"the drafter is quantised by {found}; the worker reads {_SERVED}",
         remedy="use the drafter's plain weights: it is small compared with its target",
     )

@@ -62,16 +62,11 @@ def kind_left_to_builtin(config: Mapping[str, Any]) -> str | None:
         algorithm = "EAGLE3" if "Eagle3" in str(name) else "EAGLE" if "Eagle" in str(name) else "STANDALONE"
         raise DFlashError(
             f"{name} is no DFLASH drafter: its config.json states none of {', '.join(DRAFTERS)}",
-            expected="a model that was trained with this target to draft blocks from the target's hidden states",
             remedy=f"use the target's DFLASH drafter, serve this model with --speculative-algorithm {algorithm}, or "
             "leave --speculative-draft-model-path out to copy repeated text without a drafter",
         )
     if keys.get("kv_lora_rank"):
-        raise DFlashError(
-            "the drafter has latent attention (MLA)",
-            expected="a drafter with full or sliding attention: SGLang's DFlash model has no other",
-            remedy=_OTHERS,
-        )
+        raise DFlashError("the drafter has latent attention (MLA), which SGLang's DFlash model lacks", remedy=_OTHERS)
     if name not in ARCHITECTURES:
         return name or "unknown"
     for key in _OTHER_KEYS:
@@ -92,7 +87,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
     keys, name, dflash = flat(config), architecture(config), config.get("dflash_config")
     for mark, kind in _UNSERVED.items():
         if mark == name or keys.get(mark):
-            raise DFlashError(f"unsupported drafter type: {kind}", expected="a DFlash drafter", remedy=_OTHERS)
+            raise DFlashError(f"unsupported drafter type: {kind}", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
         # left over from the DFlash recipe that AutoModel's JetSpec recipe extends
@@ -107,18 +102,17 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
     algorithm, ffn = config[_SPECULATORS], config.get("draft_ffn_type")
     if algorithm not in ("dflash", "dflash2"):
-        raise _unserved_by_speculators(f"{_SPECULATORS} {algorithm!r}", "dflash or dflash2")
+        raise _unserved_by_speculators(f"{_SPECULATORS} is {algorithm!r}, not dflash or dflash2")
     if ffn == "moe":
-        raise _unserved_by_speculators(f"draft_ffn_type {ffn!r}", "an MLP in every layer")
+        raise _unserved_by_speculators(f"draft_ffn_type is {ffn!r}, not an MLP")
     layers: Any = config.get("transformer_layer_config")
     require(isinstance(layers, Mapping), "transformer_layer_config", layers, "an object: the drafter's transformer")
     if config.get("sample_from_anchor"):
-        raise _unserved_by_speculators("sample_from_anchor true", "false: only mask tokens draft")
+        raise _unserved_by_speculators("sample_from_anchor is true")
     keys = flat({**layers, **config})
     target_size, size = keys.get("target_hidden_size"), keys.get("hidden_size")
     if target_size not in (None, size):
-        found = f"target_hidden_size {target_size!r}, hidden_size {size!r}"
-        raise _unserved_by_speculators(found, "the same for both")
+        raise _unserved_by_speculators(f"target_hidden_size {target_size!r} differs from hidden_size {size!r}")
     kept = ("block_size", "mask_token_id", "draft_vocab_size", INPUT_SCALE, *OUTPUT_SCALES, *_DFLASH2)
     dflash = {
         **{key: config[key] for key in kept if key in config},
@@ -161,22 +155,20 @@ def _rope_of_speculators(layers: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": {key: value for key, value in used.items() if key not in foreign}}
 
 
-def _unserved_by_speculators(found: str, expected: str) -> DFlashError:
+def _unserved_by_speculators(found: str) -> DFlashError:
     return DFlashError(
-        f"{found} in the drafter's config.json, which speculators wrote",
-        expected=expected,
+        f"in the drafter's config.json, which speculators wrote, {found}",
         remedy="serve it with vLLM, or train a DFlash drafter without this",
     )
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
-    """Raise the error for a missing (``value`` None) or unusable key, unless ``condition``."""
+    """Raise the error for a missing (``value`` None) or unusable key, which should be ``expected``."""
     if condition:
         return
     found = "is missing" if value is None else f"is {value!r}"
     raise DFlashError(
-        f"{key} {found} in the drafter's config.json",
-        expected=expected,
+        f"{key} {found} in the drafter's config.json and should be {expected}",
         remedy=f"use a drafter whose config.json states {key}, or add the value it was trained with",
     )
 

@@ -24,7 +24,6 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
 MAX_EMBEDDING = 16 << 20  # bytes
-_SAVED = "a dict of embedding and mask_token_id, as torch.save writes it"
 _DAMAGED = (
     AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
 )  # fmt: skip
@@ -122,7 +121,6 @@ class LoadReport:
         if problems:
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
-                expected="the tensors of a DFlash or DFlash2 drafter with this configuration",
                 remedy="use its own config.json, or SGLANG_DFLASH=builtin for another type of drafter",
             )
 
@@ -151,25 +149,25 @@ def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | No
     if file is None:
         return None
     if file.stat().st_size > MAX_EMBEDDING:
-        raise _unusable(file, f"is larger than {MAX_EMBEDDING >> 20} MiB", _SAVED)
+        raise _unusable(file, f"is larger than {MAX_EMBEDDING >> 20} MiB")
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         embedding, token_id, shape = saved["embedding"], saved["mask_token_id"], list(saved["embedding"].shape)
     except _DAMAGED as error:
-        raise _unusable(file, f"cannot be read ({str(error)[:200]})", _SAVED) from None
+        raise _unusable(file, f"cannot be read ({str(error)[:200]})") from None
     per_position = saved.get("per_position")
     if per_position is not None and per_position is not False:
-        raise _unusable(file, "has one embedding per position of the block", "one for all mask tokens")
+        raise _unusable(file, "has one embedding per position of the block, not one for all mask tokens")
     if token_id != config.mask_token_id:
-        expected = f"mask_token_id {config.mask_token_id}, as in config.json"
-        raise _unusable(file, f"was trained with mask_token_id {token_id}", expected)
+        stated = f"config.json states {config.mask_token_id}"
+        raise _unusable(file, f"was trained with mask_token_id {token_id}, and {stated}")
     if shape != [config.hidden_size]:
-        raise _unusable(file, f"holds a tensor of shape {shape}", f"[{config.hidden_size}], the hidden size")
+        raise _unusable(file, f"holds a tensor of shape {shape}, not [{config.hidden_size}], the hidden size")
     is_plain = embedding.layout == torch.strided and embedding.device.type == "cpu" and embedding.is_floating_point()
     if not is_plain or not embedding.isfinite().all():
-        raise _unusable(file, f"holds {embedding.dtype} numbers", "finite floating-point numbers")
+        raise _unusable(file, f"holds {embedding.dtype} numbers, not finite floating-point numbers")
     return embedding
 
 
-def _unusable(file: Path, problem: str, expected: str) -> DFlashError:
-    return DFlashError(f"{file} {problem}", expected=expected, remedy="download the drafter again, or ask its authors")
+def _unusable(file: Path, problem: str) -> DFlashError:
+    return DFlashError(f"{file} {problem}", remedy="download the drafter again, or ask its authors")

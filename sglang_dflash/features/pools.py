@@ -62,9 +62,8 @@ def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: f
         )
         if slots < per_request:
             raise DFlashError(
-                f"the weights leave {size(max(0, free)) or 'nothing'} of static memory for recurrent states and K/V",
-                expected=f"K/V, and {size(records + (per_request + 1) * slot)} for the states of one request and the "
-                f"replay records of {requests}",
+                f"the weights leave {size(max(0, free)) or 'nothing'} of static memory, and the states of one request "
+                f"and the replay records of {requests} take {size(records + (per_request + 1) * slot)}, without K/V",
                 remedy="raise --mem-fraction-static or --tp-size, lower --max-running-requests, or serve a quantised "
                 "target (FP8)",
             )

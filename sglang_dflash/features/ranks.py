@@ -111,7 +111,6 @@ class SharedWidth(Width):
         if len(set(states)) > 1:
             raise DFlashError(
                 f"the width policies of {len(states)} ranks differ under DP attention (states {states})",
-                expected="the same state on every rank, from which each chooses the next width",
                 remedy="report it with the log; until then leave --speculative-adaptive out",
             )
         requests, contexts, matches = zip(*(news.load for news in self._news), strict=True)

@@ -50,10 +50,10 @@ def refuse_mask(original: Callable[..., str | None], req: Any, spec_algorithm: A
 def _refusals(req: Any) -> Iterator[DFlashError]:
     if wants_target_layers(req) and not current.worker.plan.drafts:
         feature = f"{FIELD}: {TARGET_LAYERS}"
-        problem, expected = f"{feature} is not available under DFLASH: no drafter", f"a request without {feature}"
-        yield DFlashError(problem, expected, remedy="send it to a server without --speculative-algorithm")
-    for value, expected in _unusable(req.sampling_params, req.vocab_size):
-        yield DFlashError(value, expected=expected, remedy="correct it, or leave it out")
+        problem = f"{feature} is not available under DFLASH: no drafter"
+        yield DFlashError(problem, remedy="send it to a server without --speculative-algorithm")
+    for problem in _unusable(req.sampling_params, req.vocab_size):
+        yield DFlashError(problem, remedy="correct it, or leave it out")
 
 
 def _drop_impossible_stops(req: Any) -> None:
@@ -64,19 +64,19 @@ def _drop_impossible_stops(req: Any) -> None:
         req.sampling_params.stop_token_ids = {token for token in stops if 0 <= token < req.vocab_size} or None
 
 
-def _unusable(params: Any, vocab_size: int) -> Iterator[tuple[str, str]]:
+def _unusable(params: Any, vocab_size: int) -> Iterator[str]:
     if not params.temperature <= _MAX:
-        yield f"temperature {params.temperature}", f"at most {_MAX:g}"
+        yield f"temperature {params.temperature} is no number up to {_MAX:g}"
     if not (isinstance(params.top_k, int) and params.top_k <= _TOP_K_ALL):
-        yield f"top_k {params.top_k}", f"-1, or an integer of at most {_TOP_K_ALL}"
+        yield f"top_k {params.top_k} is no integer up to {_TOP_K_ALL}"
     if not params.repetition_penalty >= _MIN:
-        yield f"repetition_penalty {params.repetition_penalty}", f"at least {_MIN:g}"
+        yield f"repetition_penalty {params.repetition_penalty} is no number from {_MIN:g}"
     bias = params.logit_bias or {}
     for token, value in bias.items():
         if not isinstance(value, int | float) or not value <= _MAX:  # minus infinity bans a token
-            yield f"logit_bias {value} of token {token}", f"at most {_MAX:g}"
+            yield f"logit_bias {value} of token {token} is no number up to {_MAX:g}"
     if len(bias) >= vocab_size and all(value < -_MAX for value in bias.values()):
-        yield "logit_bias that bans every token", "one token that may be chosen"
+        yield "logit_bias bans every token"
 
 
 def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:

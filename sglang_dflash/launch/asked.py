@@ -243,7 +243,6 @@ def _check_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) ->
         own = f"set {key} in the drafter's config.json"
         raise DFlashError(
             f"{OVERRIDE_FLAG} sets {key} to {given.get(key)!r}, and the target's config.json has {stated.get(key)!r}",
-            expected="keys of the target with the sizes of its weights; the drafter keeps its configuration",
             remedy=own if key in DRAFTERS else remedy,
         )
 

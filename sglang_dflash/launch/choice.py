@@ -106,7 +106,6 @@ def check_target(launch: Launch) -> Iterator[Finding]:
     if "DFlash" in str(architecture(published)) or "dflash_config" in published:
         yield error(
             f"the target {launch.target_files.name} is a DFLASH drafter",
-            expected="the model to serve as the target, and its drafter as the drafter",
             remedy="swap the two models" if launch.has_drafter else "name the model that it drafts for",
         )
     _ = launch.kind  # raises for a drafter that SGLang does not serve as DFLASH either
@@ -139,20 +138,17 @@ def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
     asked = launch.settings.wants_builtin
     if not launch.has_drafter and not asked:
         yield error(
-            f"{reason}, and there is no drafter",
-            expected="this package's worker, which copies blocks without one",
+            f"{reason}, and SGLang's own worker needs a drafter",
             remedy="set --speculative-draft-model-path, or change what is named",
         )
     elif not asked and is_set_aside(launch.drafter_files.published):
         yield error(
-            f"{reason}, with a quantised drafter",
-            expected="this package's worker, which dequantises it",
+            f"{reason}, and SGLang's own worker does not dequantise the drafter",
             remedy=f"use the drafter's plain weights, or {SWITCH}={BUILTIN} for SGLang's own worker and layers",
         )
     elif launch.device.kind == "cpu":
         yield error(
             f"{reason}, on the CPU platform, where SGLang's own worker does not run",
-            expected="a pair and options that this package's worker serves",
             remedy=f"unset {SWITCH}, or serve on a GPU"
             if asked
             else "serve it without --speculative-algorithm DFLASH"
@@ -170,14 +166,13 @@ def check_uses(launch: Launch) -> Iterator[Finding]:
     }
     if kinds and (use := first_true(uses)):
         yield error(
-            f"{use} for a target with {kinds}",
-            expected="one server without adapters: no test runs such a target otherwise",
+            f"no test runs {use} for a target with {kinds}",
             remedy=f"leave {use.partition(' ')[0]} out, or set {SWITCH}={BUILTIN} to try SGLang's own worker",
         )
     if settings.enable_nvidia_megakernel:
         yield error(
-            "--enable-nvidia-megakernel replaces the forward pass of decode and verify steps",
-            expected="the target's own forward pass, which this package captures in CUDA graphs",
+            "--enable-nvidia-megakernel replaces the forward pass of decode and verify steps, which this "
+            "package captures in CUDA graphs",
             remedy=f"{SWITCH}={BUILTIN} for SGLang's own worker, or leave --enable-nvidia-megakernel out",
         )
 
@@ -197,34 +192,28 @@ def _without_dp_attention(launch: Launch) -> Iterator[Finding]:
     tied = launch.target.get("tie_word_embeddings", launch.text.get("tie_word_embeddings"))
     if not settings.enable_dp_lm_head:
         yield error(
-            "one LM head for all ranks",
-            expected="a whole LM head per group: the drafter predicts with the target's, at times when no other group "
-            "does",
+            "one LM head for all ranks, which a group needs for drafts when no other group does",
             remedy="add --enable-dp-lm-head",
         )
     if settings.attn_cp_size > 1:
-        yield error("context parallelism", expected="--attn-cp-size 1", remedy="leave --attn-cp-size out")
+        yield error("context parallelism", remedy="leave --attn-cp-size out")
     if skip_gather.lower() in ("1", "true", "t", "yes", "y", "on"):
         yield error(
-            f"{SKIP_GATHER}={skip_gather}",
-            expected="the scheduler's gathering before each step, with which all ranks agree on a block width",
+            f"{SKIP_GATHER}={skip_gather}, which skips the exchange in which ranks agree on a block width",
             remedy=f"unset {SKIP_GATHER}",
         )
     if settings.disaggregation_mode != "null":
         yield error(
             f"--disaggregation-mode {settings.disaggregation_mode}",
-            expected="prefill and decoding in one server",
             remedy="use --tp-size without DP attention in a disaggregated pair",
         )
     if family not in LOCAL_EMBEDDING:
         yield error(
-            f"a target of the type {family}",
-            expected=f"a type whose embedding each group holds, with a test: {', '.join(sorted(LOCAL_EMBEDDING))}",
+            f"a target of the type {family}, not one of {', '.join(sorted(LOCAL_EMBEDDING))}",
             remedy="use --tp-size without DP attention",
         )
     if settings.sharing > 1 and tied and family.startswith("qwen3_5"):
         yield error(
             f"{settings.sharing} ranks per group, and a tied LM head that SGLang does not divide",
-            expected="one rank per group, or a target with a separate LM head",
             remedy=f"set --attn-dp-size {settings.tp_size}",
         )

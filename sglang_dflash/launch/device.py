@@ -58,7 +58,7 @@ def why_no_accelerator(name: str | None) -> DFlashError | None:
 
     if torch.accelerator.is_available():
         return None
-    expected, reason = "a GPU that torch can use", "it finds none"
+    reason = "it finds none"
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # AssertionError: a build for CPUs
@@ -70,6 +70,5 @@ def why_no_accelerator(name: str | None) -> DFlashError | None:
         remedy = "install a build of torch for this GPU, and the driver that it needs"
     else:
         value = "this machine has no accelerator that SGLang can use"
-        expected = "a CUDA GPU, or the CPU platform of sglang-dflash-cpu"
-        remedy = f"run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}"
-    return DFlashError(value, expected=expected, remedy=remedy)
+        remedy = f"for the CPU platform, run `pip install ./cpu_platform` in a checkout of sglang-dflash {__version__}"
+    return DFlashError(value, remedy=remedy)

@@ -21,8 +21,7 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIZE:
         return value
     raise DFlashError(
-        f"{key} is {value!r} in the target's config.json",
-        expected=f"an integer from 1 to {_MAX_SIZE}",
+        f"{key} is {value!r} in the target's config.json, not an integer from 1 to {_MAX_SIZE}",
         remedy="check the target's config.json",
     )
 

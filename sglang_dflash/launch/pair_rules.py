@@ -26,7 +26,6 @@ def _code(launch: Launch) -> Iterator[Finding]:
     if launch.settings.trust_remote_code and isinstance(named, Mapping) and _CODE in named:
         yield error(
             f"--trust-remote-code would run the drafter's own code ({_CODE} {named[_CODE]!r} in its config.json)",
-            expected="a drafter without code: sglang-dflash has the drafter's model built in",
             remedy=f"take {_CODE} out of auto_map in the drafter's config.json, or leave --trust-remote-code out",
         )
 
@@ -34,11 +33,7 @@ def _code(launch: Launch) -> Iterator[Finding]:
 def _same(key: str, targets_key: str, launch: Launch) -> Iterator[Finding]:
     ours, theirs = getattr(launch.drafter, key), launch.text.get(targets_key)
     if ours not in (theirs, None):
-        yield error(
-            f"{key} {ours} of the drafter, {theirs} of the target",
-            expected="the same: the drafter uses the target's embedding, LM head and hidden states",
-            remedy=ITS_DRAFTER,
-        )
+        yield error(f"{key} {ours} of the drafter, {theirs} of the target", remedy=ITS_DRAFTER)
 
 
 def _layer_ids(launch: Launch) -> Iterator[Finding]:
@@ -47,8 +42,7 @@ def _layer_ids(launch: Launch) -> Iterator[Finding]:
         # SGLang captures a layer's output at the next layer's input
         if layer >= actual - 1:
             yield error(
-                f"target_layer_ids {ids}: {layer} cannot be captured in a target of {actual} layers",
-                expected=f"layers 0 to {actual - 2}",
+                f"target_layer_ids {ids}: {layer} is outside 0 to {actual - 2}, the layers that can be captured",
                 remedy=ITS_DRAFTER,
             )
 
@@ -56,11 +50,7 @@ def _layer_ids(launch: Launch) -> Iterator[Finding]:
 def _mask_token(launch: Launch) -> Iterator[Finding]:
     token, rows = launch.drafter.mask_token_id, launch.text.get("vocab_size")
     if isinstance(rows, int) and token >= rows:
-        yield error(
-            f"mask_token_id {token}, the target's embedding has {rows} rows",
-            expected=f"an id from 0 to {rows - 1}",
-            remedy=ITS_DRAFTER,
-        )
+        yield error(f"mask_token_id {token} is outside the target's {rows} embedding rows", remedy=ITS_DRAFTER)
 
 
 def _block(launch: Launch) -> Iterator[Finding]:
@@ -68,7 +58,6 @@ def _block(launch: Launch) -> Iterator[Finding]:
     if trained is None and block is None:
         yield error(
             "block_size is missing in the drafter's config.json and no flag sets it",
-            expected="a block size",
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
     if trained is None or block is None or block <= trained:
@@ -78,8 +67,7 @@ def _block(launch: Launch) -> Iterator[Finding]:
     else:
         yield error(
             f"--speculative-num-draft-tokens {block} exceeds the drafter's block of {trained}",
-            expected=f"2 to {trained}, or --speculative-adaptive, where more than {trained} are for copied blocks",
-            remedy=f"set --speculative-num-draft-tokens {trained} or less, or leave it out",
+            remedy=f"set {trained} or less, or add --speculative-adaptive to copy the rest",
         )
 
 
@@ -88,9 +76,8 @@ def _heads(launch: Launch) -> Iterator[Finding]:
     kv_fits = kv % tp == 0 or tp % kv == 0  # with more ranks than KV heads, tp / kv ranks hold each head
     if not kv_fits or drafter.num_heads % tp or drafter.intermediate_size % tp:
         yield error(
-            f"--tp-size {tp} with the drafter's {drafter.num_heads} heads, {kv} KV heads, "
+            f"--tp-size {tp} must divide the drafter's {drafter.num_heads} heads, {kv} KV heads (or be a multiple) and "
             f"intermediate_size {drafter.intermediate_size}",
-            expected="a divisor of heads and intermediate_size that divides, or is a multiple of, KV heads",
             remedy="choose another --tp-size",
         )
 
@@ -103,7 +90,6 @@ def _candidates(launch: Launch) -> Iterator[Finding]:
     if top_k > smallest:
         yield error(
             f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
-            expected="a vocabulary with as many tokens on every rank",
             remedy="lower --tp-size",
         )
 
@@ -114,13 +100,11 @@ def _context(launch: Launch) -> Iterator[Finding]:
     if 0 < own < context and launch.settings.variable(_LONGER_CONTEXT).lower() not in ("true", "1", "yes", "y"):
         yield error(
             f"--context-length {context} exceeds the target's {own}, and SGLang refuses it",
-            expected=f"at most {own}, or {_LONGER_CONTEXT}=1",
-            remedy=f"set --context-length {own}, or the variable and the RoPE scaling of the target's card",
+            remedy=f"set --context-length {own}, or {_LONGER_CONTEXT}=1 and the RoPE scaling of the target's card",
         )
     if configured < context:
         yield warn(
             f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
-            expected=f"a context of at most {configured} tokens for the published accept length",
             remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
         )
 
@@ -128,11 +112,7 @@ def _context(launch: Launch) -> Iterator[Finding]:
 def _tensors(launch: Launch) -> Iterator[Finding]:
     tensors = launch.drafter_files.tensors
     if tensors is None:
-        yield note(
-            "no safetensors header can be read",
-            expected="a safetensors checkpoint",
-            remedy="none needed: names and shapes are checked at load time",
-        )
+        yield note("no safetensors header can be read", remedy="none needed: names and shapes are checked at load time")
         return
     report = LoadReport(launch.drafter)
     for _ in report.place((name, header.empty()) for name, header in tensors.items()):
@@ -143,8 +123,7 @@ def _tensors(launch: Launch) -> Iterator[Finding]:
 def _dtype(launch: Launch) -> Iterator[Finding]:
     if launch.dtype == "float16":
         yield warn(
-            "the pair is served in float16",
-            expected="bfloat16 or float32: hidden states of Qwen3 targets overflow float16 and acceptance collapses",
+            "the pair is served in float16, which hidden states of Qwen3 targets overflow: few drafts are accepted",
             remedy="set --dtype bfloat16 (or float32: SGLang's auto serves float32 checkpoints in float16)",
         )
 
@@ -154,7 +133,6 @@ def _drafter_quantisation(launch: Launch) -> Iterator[Finding]:
     if layers not in (None, PLAIN_LAYERS):
         yield warn(
             f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            expected="plain layers, into which a quantised drafter is dequantised",
             remedy="leave the flag out, or compare the accept length with and without it",
         )
 
@@ -171,7 +149,6 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
         if marked is not None and (len(ids) != drafter.draft_vocab_size or mapped != ids):
             yield error(
                 f"t2d marks {len(ids)} tokens, d2t maps {len(mapped)}, draft_vocab_size is {drafter.draft_vocab_size}",
-                expected="one vocabulary, in the order of its token ids",
                 remedy="download the drafter again, or ask its authors",
             )
     tied = launch.text.get("tie_word_embeddings", launch.target.get("tie_word_embeddings"))
@@ -188,14 +165,12 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
         compared = True
         if mine.shape != theirs.shape or not (mine == theirs.to(mine.dtype)).all():
             yield error(
-                f"the drafter's {name} is not the target's",
-                expected="a copy: our worker drafts with the target's embedding and LM head",
+                f"the drafter's {name} differs from the target's, with which our worker drafts",
                 remedy="use the drafter's own target; a drafter with a trained vocabulary is not served",
             )
     if not compared:
         yield warn(
             "the drafter may hold a separate embedding and LM head; the weights to compare are not downloaded yet",
-            expected="copies of the target's, which are used in their place",
             remedy="none needed if its trainer froze them, as speculators does; `sglang-dflash check` compares later",
         )
 
@@ -203,17 +178,9 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
 def _tokenizer(launch: Launch) -> Iterator[Finding]:
     ours, theirs = launch.drafter_files.json("tokenizer.json"), launch.tokenizer
     if theirs is None:
-        yield warn(
-            "the target has no tokenizer.json",
-            expected="the tokenizer that the drafter was trained with",
-            remedy="check --tokenizer-path",
-        )
+        yield warn("the target has no tokenizer.json", remedy="check --tokenizer-path")
     elif ours is not None and (_added_tokens(ours), _words(ours)) != (_added_tokens(theirs), _words(theirs)):
-        yield error(
-            "the drafter's tokenizer.json differs from the target's",
-            expected="one tokenizer: drafted ids are the target's ids",
-            remedy=ITS_DRAFTER,
-        )
+        yield error("the drafter's tokenizer.json differs from the target's", remedy=ITS_DRAFTER)
 
 
 def _mask_token_name(launch: Launch) -> Iterator[Finding]:
@@ -228,7 +195,6 @@ def _mask_token_name(launch: Launch) -> Iterator[Finding]:
     yield level(
         f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
         "rejected (`sglang-dflash diagnose` shows it)",
-        expected="the token of the drafter's training, usually a special one or an unused row of the embedding",
         remedy="compare mask_token_id with the drafter's card and training, and the target with the drafter's",
     )
 
@@ -243,7 +209,6 @@ def _chat_template(launch: Launch) -> Iterator[Finding]:
     if template is None:
         yield warn(
             "the target has no chat template",
-            expected="the template that the drafter was trained with",
             remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
         )
     elif "enable_thinking" in template:
@@ -261,9 +226,7 @@ def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
         return {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DFlashError(
-            f"added_tokens of a tokenizer.json cannot be read ({error!r})",
-            expected="an id and a content in each entry",
-            remedy="download the model again",
+            f"added_tokens of a tokenizer.json cannot be read ({error!r})", remedy="download the model again"
         ) from None
 
 

@@ -122,6 +122,13 @@ class ServingPlan:
     verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
     state_dtype: str | None = None  # of replayed states
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
+        from sglang_dflash.upstream.launch import load_plugins
+
+        load_plugins()
+        self.__dict__.update(state)
+
     @property
     def drafted(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
@@ -186,18 +193,13 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
     if resumes_retracted(launch) and not launch.settings.disable_overlap_schedule:
         yield note(
             "off: retracted requests of a hybrid target would resume with a state ahead of their tokens",
-            expected="--disaggregation-decode-retraction-backup none, which aborts such requests",
             remedy="none needed",
         )
 
 
 def check_backup(launch: Launch) -> Iterator[Finding]:
     if backs_up_drafter(launch):
-        yield note(
-            "backed up in host memory while the server sleeps",
-            expected="--enable-weights-cpu-backup, or a trainer that writes the drafter too after a resume",
-            remedy="none needed",
-        )
+        yield note("backed up in host memory while the server sleeps", remedy="none needed")
 
 
 def backs_up_drafter(launch: Launch) -> bool:

@@ -37,8 +37,8 @@ def drafter_of(target: str) -> str:
     near = [by_name[name] for name in get_close_matches(Path(target).name.lower(), by_name, 3, _SIMILAR)]
     raise DFlashError(
         f"--speculative-draft-model-path {AUTO}: no drafter is published for {target}",
-        expected=f"the repository name of a target with one, such as {', '.join(near or list(known)[:3])}",
-        remedy="name the drafter, or leave the flag out to copy repeated text without one",
+        remedy=f"name the drafter, name a target with one (such as {', '.join(near or list(known)[:3])}), or leave "
+        "the flag out to copy repeated text without a drafter",
     )
 
 

@@ -58,7 +58,6 @@ def _configuration(launch: Launch) -> Iterator[Finding]:
     if launch.device.kind == "gpu" and launch.kind:
         yield warn(
             f"the drafter type is {launch.kind}",
-            expected="a DFlash or DFlash2 drafter",
             remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
         )
     else:
@@ -72,7 +71,6 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
     if settings.disaggregation_mode != "null":
         yield error(
             f"--disaggregation-mode {settings.disaggregation_mode} without a drafter",
-            expected="a server that prefills and decodes, or a drafter",
             remedy="set --speculative-draft-model-path, or leave --disaggregation-mode out",
         )
     for flag in (
@@ -80,14 +78,12 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
     ):
         yield error(
             f"{flag} without --speculative-draft-model-path",
-            expected="a drafter for it",
             remedy=f"set --speculative-draft-model-path, or leave {flag} out",
         )
     drafter = published_drafters().get(settings.model_path)
     published = f"; --speculative-draft-model-path auto serves the published drafter {drafter}" if drafter else ""
     yield note(
         f"there is no drafter: blocks are copied from text that a request repeats{published}",
-        expected="a drafter that was trained for this target, for text that repeats nothing",
         remedy="none needed; a drafter's card names its target",
     )
 
@@ -95,7 +91,6 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
 def cannot_roll_back(backend: str | None, grammar: str) -> DFlashError:
     return DFlashError(
         f"--grammar-backend {backend}: {grammar} has no rollback, and one constrained request would end the server",
-        expected="a backend whose grammars can be rolled back past rejected drafts",
         remedy="set --grammar-backend xgrammar or llguidance",
     )
 
@@ -113,7 +108,6 @@ def _acceptance(launch: Launch) -> Iterator[Finding]:
     if given := [flag for flag, value in flags.items() if value]:
         yield note(
             f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
-            expected="no flag: unsure drafts are drawn with the same seed, so that sampled requests accept more",
             remedy="leave it out",
         )
 
@@ -139,7 +133,6 @@ def _backend(name: str, launch: Launch) -> Iterator[Finding]:
         given = f"SGLang's choice {backend}" if is_default else f"{flag} {backend}"
         yield error(
             f"{given} on {device.name} (compute capability {major}.{minor}){f': {obstacle}' if runs else ''}",
-            expected=f"a backend that this GPU can run: {', '.join(dict.fromkeys(offered))}",
             remedy=f"set {flag} {offered[0]}",
         )
 
@@ -159,13 +152,11 @@ def _draft_backend(launch: Launch) -> Iterator[Finding]:
     if backend == OUR_BACKEND and (obstacle := launch.backend_obstacle):
         yield error(
             f"--speculative-draft-attention-backend {OUR_BACKEND}: {obstacle}",
-            expected="K/V of 8, 16 or 32 bits, and heads of a power of two up to 256",
             remedy="leave --speculative-draft-attention-backend out",
         )
     if launch.settings.wants_one_forward and backend != OUR_BACKEND:
         yield warn(
             f"{ONE_FORWARD_SWITCH}=1 has no effect: the drafter's attention is {backend or 'unknown'}",
-            expected=f"--speculative-draft-attention-backend {OUR_BACKEND}",
             remedy=f"set it, or unset {ONE_FORWARD_SWITCH}",
         )
     yield ok(str(backend or "unknown"))

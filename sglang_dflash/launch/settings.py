@@ -9,9 +9,9 @@ from typing import Any, cast
 
 from sglang_dflash.drafter.checkpoint import parse_object
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import BUILTIN, SWITCH
 
-SWITCH = "SGLANG_DFLASH"
-BUILTIN, OURS = "builtin", "sglang-dflash"
+OURS = "sglang-dflash"
 COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
@@ -98,13 +98,13 @@ class Settings:
         """Raise DFlashError for a switch's unknown word or, if our worker may serve, a number out of its limits."""
         for name, words in _WORDS.items():
             if self.variable(name) not in ("", *words):
-                expected = ", ".join([*words, "or unset"])
-                raise DFlashError(f"{name}={self.variable(name)!r}", expected=expected, remedy=f"unset {name}")
+                problem = f"{name}={self.variable(name)!r} is not {' or '.join(words)}"
+                raise DFlashError(problem, remedy=f"unset {name}")
         for name, (least, most) in {} if self.wants_builtin else _LIMITS.items():
             value, flag = getattr(self, name, None), flag_of(name)
             if value is not None and not (isinstance(value, int | float) and least <= value <= most):
-                expected = f"a number {f'from {least}' if least >= 1 else 'above 0'} to {most}"
-                raise DFlashError(f"{flag} {value}", expected=expected, remedy=f"correct it, or leave {flag} out")
+                problem = f"{flag} {value} is outside {least if least >= 1 else 0} to {most}"
+                raise DFlashError(problem, remedy=f"correct it, or leave {flag} out")
 
     @property
     def wants_builtin(self) -> bool:

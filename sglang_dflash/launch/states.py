@@ -45,11 +45,7 @@ def check_states(launch: Launch) -> Iterator[Finding]:
         return
     if reason and (settings.enable_linear_replayssm_spec or settings.variable(REPLAY_SWITCH) == "1"):
         request = _REQUEST if settings.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
-        yield error(
-            f"{request}, but {reason}",
-            expected="a server that can replay recurrent states",
-            remedy=f"leave {request} out: states are replayed wherever they can be",
-        )
+        yield error(f"{request}, but {reason}", remedy=f"leave {request} out: states are replayed wherever they can be")
     if reason:
         yield note(f"stored per draft token: {reason}")
     yield ok(f"replayed ({REPLAY_SWITCH}=0 stores one per draft token)")
@@ -60,8 +56,7 @@ def check_records(launch: Launch) -> Iterator[Finding]:
     chosen, needed = int(launch.settings.linear_replayssm_cache_len), ring_length(launch.block)
     if replays(launch) and chosen != _RECORDS and (chosen < needed or chosen & (chosen - 1)):
         yield error(
-            f"{_RECORDS_FLAG} {chosen}",
-            expected=f"a power of two, at least {needed} for blocks of {launch.block}",
+            f"{_RECORDS_FLAG} {chosen} is no power of two from {needed}, which blocks of {launch.block} need",
             remedy=f"leave {_RECORDS_FLAG} out",
         )
 
@@ -118,7 +113,7 @@ def check_snapshots(launch: Launch) -> Iterator[Finding]:
     grid, blocks = snapshot_grid(launch), 1 if settings.disable_overlap_schedule else 2
     if interval < block or grid < blocks * block:
         yield error(
-            f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}",
-            expected=f"at most one snapshot in {blocks * block} tokens; the prefix cache would keep wrong states",
+            f"--mamba-track-interval {interval} takes snapshots every {grid} tokens, and the block size is {block}: "
+            "the prefix cache would keep wrong states",
             remedy=f"set --mamba-track-interval to {blocks * block} or more; 256 is SGLang's default",
         )

@@ -116,17 +116,14 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     write_record(server_args, launch)
 
 
-def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> ServingPlan | None:
-    """Resolution hook around ``handle_speculative_decoding``: write the serving plan and return it.
-
-    Or the reason for SGLang's own worker, and return None.
-    """
+def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
+    """Resolution hook around ``handle_speculative_decoding``: write the serving plan, or why SGLang's worker serves."""
     launch = read_record(server_args)
     if isinstance(launch, Launch):
         launch = replace(launch, sglangs_hybrid=hybrid_gdn_config(model_config_of(server_args)) is not None)
     if not isinstance(launch, Launch) or _is_left(server_args, launch, LATE):
         previous(server_args)
-        return None
+        return
     plan = decide(launch)
     write_record(server_args, plan)
     if plan.own_attention:
@@ -136,7 +133,6 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     _declare(server_args, **told.first, **told.meanwhile)
     previous(server_args)
     _declare(server_args, **restored, **told.then)
-    return plan
 
 
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:
@@ -144,12 +140,17 @@ def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule])
     for finding in judge(launch, rules):
         raise_first_error((finding,))
         if finding.level == "builtin":
-            logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", finding.value)
-            write_record(server_args, finding.value)
+            leave(server_args, finding.value)
             return True
         if finding.level in _LEVELS:
             logger.log(_LEVELS[finding.level], "DFLASH: %s", finding)
     return False
+
+
+def leave(server_args: ServerArgs, reason: str) -> None:
+    """Leave a launch to SGLang's own worker."""
+    logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
+    write_record(server_args, reason)
 
 
 def override_drafter(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -188,7 +189,7 @@ def refuse_without_accelerator() -> None:
     if current_platform.device_type == "cpu" and not current_platform.is_out_of_tree():
         name = "its GPU" if any(path.exists() for path in _NVIDIA) else None
         raise why_no_accelerator(name) or DFlashError(
-            "SGLang serves with its CPU engine", expected="a CUDA GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
+            "SGLang serves with its CPU engine, not on a GPU", remedy="unset SGLANG_USE_CPU_ENGINE"
         )
 
 

@@ -42,8 +42,7 @@ class WidthConfig:
             return tuple(sorted({*powers, *((12,) if drafted >= 16 else ()), drafted, block_size}))
         if self.widths[-1] > block_size:
             raise DFlashError(
-                f"width {self.widths[-1]} in the file of {FLAG}",
-                expected=f"widths up to the block size, {block_size}",
+                f"width {self.widths[-1]} in the file of {FLAG} exceeds the block size {block_size}",
                 remedy="leave it out, or raise --speculative-num-draft-tokens if the drafter has a larger block",
             )
         return self.widths
@@ -60,8 +59,8 @@ def read_config(path: str | None) -> WidthConfig:
     try:
         found = read_object(Path(path))
     except DFlashError as error:
-        expected, remedy = 'a JSON object, such as {"widths": [1, 8, 16]}', "write one, or leave the flag out"
-        raise DFlashError(f"{FLAG}: {error.value}", expected=expected, remedy=remedy) from None
+        remedy = 'write a JSON object, such as {"widths": [1, 8, 16]}, or leave the flag out'
+        raise DFlashError(f"{FLAG}: {error.problem}", remedy=remedy) from None
     return parse_config(found)
 
 
@@ -73,13 +72,13 @@ def parse_config(found: dict[str, Any]) -> WidthConfig:
         key, expected = first_problem(error)
     remedy = "correct it, or leave it out"
     if key not in vars(WidthConfig()):
-        expected = "the key widths"
+        expected = "left out, as the only key is widths"
     if key.isdigit():  # as in SGLang's own format
         remedy = (
             'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
             "measures which one is the fastest at each batch size"
         )
-    raise DFlashError(f"{FLAG}: {key}: {json.dumps(found[key])}", expected=expected, remedy=remedy)
+    raise DFlashError(f"{FLAG}: {key} is {json.dumps(found[key])} and should be {expected}", remedy=remedy)
 
 
 def check_widths(launch: Launch) -> Iterator[Finding]:
@@ -89,13 +88,10 @@ def check_widths(launch: Launch) -> Iterator[Finding]:
         launch.widths.widths_for(launch.block, launch.drafter.block_size)
     elif file is not None:
         yield error(
-            f"{FLAG} {file} without --speculative-adaptive",
-            expected="both, or neither",
-            remedy="add --speculative-adaptive, or leave the file out",
+            f"{FLAG} {file} without --speculative-adaptive", remedy="add --speculative-adaptive, or leave the file out"
         )
     if not (launch.has_drafter or launch.copies):
         yield error(
             "nothing drafts: there is no drafter, and blocks are not copied",
-            expected="a drafter, copies, or both",
             remedy=f"set --speculative-draft-model-path, or unset {COPIES_SWITCH}",
         )

@@ -26,7 +26,6 @@ class BlockAttention(AttentionBackend):
         if runner.token_to_kv_pool.get_key_buffer(0).dim() != 3:
             raise DFlashError(
                 "the drafter's K/V are not stored token by token (SGLANG_USE_HND_KVCACHE)",
-                expected="a pool of the shape [slots, heads, head_dim]",
                 remedy="unset it, or choose another --speculative-draft-attention-backend",
             )
 

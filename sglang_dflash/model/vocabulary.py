@@ -57,18 +57,12 @@ class TargetVocabulary:
         lm_head = unwrap_lora_layer(getattr(target, "lm_head", None))
         if lm_head is None:
             raise DFlashError(
-                f"the target {type(target).__name__} exposes no lm_head",
-                expected="a causal language model",
-                remedy="serve this target without DFLASH",
+                f"the target {type(target).__name__} exposes no lm_head", remedy="serve this target without DFLASH"
             )
         shard = getattr(lm_head, "shard_indices", None)
         num_ids = lm_head.weight.shape[0] if shard is None else shard.num_org_elements
         if num_ids == 0:
-            raise DFlashError(
-                "a tensor-parallel rank holds no rows of the LM head",
-                expected="a vocabulary that reaches every rank",
-                remedy="lower --tp-size",
-            )
+            raise DFlashError("a tensor-parallel rank holds no rows of the LM head", remedy="lower --tp-size")
         find = target.get_input_embeddings  # MiniMax-M2's takes token ids and embeds them
         embedding = unwrap_lora_layer(target.model.embed_tokens if signature(find).parameters else find())
         if mask_embedding is not None:

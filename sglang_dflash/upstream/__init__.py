@@ -14,6 +14,8 @@ from sglang_dflash.errors import DFlashError
 
 TESTED_SGLANG = ".".join(__version__.split(".")[:3])
 ALLOW_ANY_VERSION = "SGLANG_DFLASH_ALLOW_ANY_SGLANG"
+SWITCH, BUILTIN = "SGLANG_DFLASH", "builtin"
+_WAY_BACK = f"set {SWITCH}={BUILTIN} for SGLang's own worker"
 
 
 def installed_plugins() -> list[EntryPoint]:
@@ -47,9 +49,8 @@ def check_version() -> str | None:
         if Version(Version(found or "").base_version) == Version(TESTED_SGLANG):
             return f"treating SGLang {found} as {TESTED_SGLANG}, the release that this package is tested with"
     raise DFlashError(
-        f"SGLang {found or 'not installed'}",
-        expected=f"{TESTED_SGLANG}, which sglang-dflash {__version__} is for",
-        remedy=f"install sglang=={TESTED_SGLANG}, or set {ALLOW_ANY_VERSION}=1 to try this pair",
+        f"SGLang is {found or 'not installed'}, and sglang-dflash {__version__} is for {TESTED_SGLANG}",
+        remedy=f"{_WAY_BACK}, install sglang=={TESTED_SGLANG}, or set {ALLOW_ANY_VERSION}=1 to try this pair",
     )
 
 
@@ -58,6 +59,5 @@ def misfit(error: Exception) -> DFlashError:
     return DFlashError(
         f"SGLang {installed_version()} differs from what sglang-dflash {__version__} needs "
         f"({type(error).__name__}: {error})",
-        expected=f"the names of SGLang {TESTED_SGLANG}, in modules that this machine can import",
-        remedy=f"install sglang=={TESTED_SGLANG}, or uninstall sglang-dflash",
+        remedy=f"{_WAY_BACK}, or install sglang=={TESTED_SGLANG}",
     )

@@ -51,9 +51,5 @@ def sync_guard(device: torch.device | str) -> Callable[[], AbstractContextManage
     if value == "0":
         return nullcontext
     if value not in ("1", "2") or kind not in MODES:
-        raise DFlashError(
-            f"{SWITCH}={value!r} on a device of type {kind}",
-            expected=f"0, or 1 (warn) or 2 (raise) on a device of type {' or '.join(MODES)}",
-            remedy=f"unset {SWITCH}",
-        )
+        raise DFlashError(f"{SWITCH}={value!r} on a device of type {kind} is not available", remedy=f"unset {SWITCH}")
     return partial(MODES[kind], "error" if value == "2" else "warn")

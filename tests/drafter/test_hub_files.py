@@ -31,7 +31,7 @@ def test_a_hub_that_does_not_answer_is_named_at_once_and_is_not_a_missing_file(t
     command = [sys.executable, "-m", "sglang_dflash.check.cli", "check", "Qwen/tiny", "z-lab/tiny"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
-    [problem, _expected, fix] = [line for line in ended.stdout.splitlines() if line.startswith(("  x ", "      "))]
+    [problem, fix] = [line for line in ended.stdout.splitlines() if line.startswith(("  x ", "      "))]
     assert f"the hub cannot be reached ({nobody}: " in problem and "Qwen/tiny is neither a folder nor" in problem
     assert "pass a local folder" in fix and "`hf download Qwen/tiny`" in fix
 

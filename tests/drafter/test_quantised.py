@@ -139,7 +139,7 @@ def test_a_misfit_is_one_error_in_check_and_in_the_loader(
     ("changes", "words"),
     [
         ({"group_size": 32}, "g_idx whose groups are not of 32 columns"),
-        ({"group_size": 128}, "groups of 128 columns in a weight of 96"),
+        ({"group_size": 128}, "groups of 128 columns do not divide a weight of 96"),
     ],
 )
 def test_groups_that_are_unequal_or_do_not_divide_a_row_are_refused(changes: dict[str, int], words: str) -> None:
@@ -186,5 +186,5 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_an_unserved_quantisation_is_refused_by_name(declared: dict[str, Any], words: str) -> None:
     with pytest.raises(DFlashError) as raised:
         parse(declared)
-    assert words in raised.value.value
+    assert words in raised.value.problem
     assert "plain weights" in raised.value.remedy

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import sglang_dflash
 import sglang_dflash_cpu
-from sglang_dflash import plugin
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import HookType
 
@@ -72,7 +71,6 @@ def _imported() -> Iterator[Symbol]:
 
 def tables() -> Iterator[Hooks]:
     """Every table of hooks of the package."""
-    yield from plugin.tables()
     for module in pkgutil.walk_packages(sglang_dflash.__path__, "sglang_dflash."):
         if module.name.split(".")[1] != "check":
             found = vars(import_module(module.name)).values()

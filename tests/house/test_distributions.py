@@ -13,6 +13,7 @@ import pytest
 
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import installed_plugins
 from tests.house.test_imports import imports
 from tests.launch.test_changed_sglang import call_it, resolve
 from tests.support.preloaded import run
@@ -79,3 +80,40 @@ def test_without_an_accelerator_the_core_refuses_dflash_by_naming_the_remedy(
     assert refused.returncode == 1
     remedy = "Fix: (install an NVIDIA driver|run `pip install ./cpu_platform`) "
     assert re.search(f"{DFlashError.__name__}: .* {remedy}", refused.stderr.splitlines()[-1]), refused.stderr
+
+
+HOOKED = """
+from sglang.srt.arg_groups import resolution_hooks
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
+load_plugins()
+print("hooked", *resolution_hooks._HOOKS, *HookRegistry._hooks)
+"""
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("variable", ["SGLANG_PLUGINS", "SGLANG_PLATFORM"])
+def test_a_variable_that_names_another_plugin_switches_this_package_off_in_whole(variable: str, tmp_path: Path) -> None:
+    path = Path(call_it("other", "1", tmp_path))
+    (path / "other-1.dist-info" / "entry_points.txt").write_text("[sglang.srt.platforms]\nother = other:activate\n")
+    (path / "other.py").write_text("def activate():\n    return 'sglang.srt.platforms.cpu.CpuSRTPlatform'\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), variable: "other"}
+    ended = run("-c", HOOKED, environment=environment)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.splitlines()[-1] == "hooked"
+
+
+def test_the_installed_entry_points_are_those_of_the_projects() -> None:
+    """Both are called ``dflash``, so that ``SGLANG_PLUGINS`` lets in or keeps out both."""
+    declared = {}
+    for folder in (ROOT, ROOT / "cpu_platform"):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for group, points in project["entry-points"].items():
+            declared |= {(group, name): value for name, value in points.items()}
+    installed = {(each.group, each.name): each.value for each in installed_plugins()}
+    assert {key: installed.get(key) for key in declared} == declared, "run `make setup` again"
+    assert [group for group, name in sorted(declared) if name == "dflash"] == [
+        "sglang.srt.platforms",
+        "sglang.srt.plugins",
+    ]

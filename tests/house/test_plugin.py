@@ -4,49 +4,114 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_dflash import plugin
+from sglang_dflash import enter, plugin
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import hooks
 from sglang_dflash_cpu import arguments
 from tests.house.contract import SYMBOLS
+from tests.support.broken_pairs import Broken, write_pair
 from tests.support.preloaded import run
 
 pytestmark = pytest.mark.sglang
 
-CREATE_WORKER = plugin.CREATE_WORKER
+Failed = tuple[Callable[[Any], Any], Callable[[Any], None]]
 
 
-def test_failed_registration_refuses_dflash_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def failed(monkeypatch: pytest.MonkeyPatch) -> Failed:
+    """Choose the worker and resolve arguments, where registration has failed."""
     from sglang.srt.arg_groups import resolution_hooks
 
     from sglang_dflash.upstream.launch import HookRegistry
 
-    def fail() -> None:
-        raise ImportError("cannot import name 'gone'")
-
-    monkeypatch.setattr(HookRegistry, "_hooks", {CREATE_WORKER: []})
+    monkeypatch.setattr(HookRegistry, "_hooks", {plugin.CREATE_WORKER: []})
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
     monkeypatch.setattr(plugin, "_registered", False)
-    monkeypatch.setattr(plugin, "_register_hooks", fail)
+    monkeypatch.setattr(plugin, "_register_hooks", lambda: import_module("gone"))
     with pytest.raises(ImportError):
         plugin.register()
-    [(_, refuse, _)] = HookRegistry._hooks[CREATE_WORKER]
+    assert not plugin.is_registered()
+    [(_, worker, _)] = HookRegistry._hooks[plugin.CREATE_WORKER]
+    [arguments] = resolution_hooks._HOOKS["handle_model_source_paths"]  # before any weight
+    return (
+        lambda dflash: worker(lambda *_: "builtin", SimpleNamespace(is_dflash=lambda: dflash), None),
+        lambda name: arguments(SimpleNamespace(speculative_algorithm=name), lambda _: None),
+    )
 
-    def original(algorithm: Any, server_args: Any) -> str:
-        return "builtin"
 
-    assert refuse(original, SimpleNamespace(is_dflash=lambda: False), None) == "builtin"
-    with pytest.raises(DFlashError, match="cannot import name 'gone'"):
-        refuse(original, SimpleNamespace(is_dflash=lambda: True), None)
-    [refuse_arguments] = resolution_hooks._HOOKS["handle_model_source_paths"]  # before any weight
-    refuse_arguments(SimpleNamespace(speculative_algorithm=None), lambda _: None)
-    with pytest.raises(DFlashError, match="cannot import name 'gone'"):
-        refuse_arguments(SimpleNamespace(speculative_algorithm="DFLASH"), lambda _: None)
+def test_failed_registration_refuses_dflash_and_nothing_else(failed: Failed) -> None:
+    choose, resolve = failed
+    assert choose(False) == "builtin"
+    resolve(None)
+    for refused in (lambda: choose(True), lambda: resolve("DFLASH")):
+        with pytest.raises(DFlashError, match="No module named 'gone'") as raised:
+            refused()
+        assert raised.value.remedy.startswith("set SGLANG_DFLASH=builtin for SGLang's own worker, ")
+
+
+def test_the_switch_restores_sglangs_worker_where_registration_failed(
+    failed: Failed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SGLANG_DFLASH", "builtin")
+    choose, resolve = failed
+    resolve(None)
+    assert not caplog.messages
+    resolve("DFLASH")
+    assert choose(True) == "builtin"
+    [line] = caplog.messages
+    assert line.startswith("DFLASH is served by SGLang's own worker, not by sglang-dflash: SGLANG_DFLASH=builtin. ")
+    assert "No module named 'gone'" in line
+
+
+# As entries of SGLang do that resolve first, and as processes do that never load plugins.
+LAUNCH = """
+import pickle, sys
+from pathlib import Path
+from sglang.srt.server_args import prepare_server_args
+(args := prepare_server_args(sys.argv[2:])).resolve_once()
+Path(sys.argv[1]).write_bytes(pickle.dumps(args))
+"""
+RECEIVE = """
+import pickle, sys
+from pathlib import Path
+from sglang.srt.runtime_context import publish
+publish(pickle.loads(Path(sys.argv[1]).read_bytes()), role=sys.argv[2])
+from sglang_dflash.upstream.hooks import installed
+print("installed", *installed())
+"""
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    write_pair(folder := tmp_path_factory.mktemp("pair"), Broken("fits", ""))
+    pair = "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter")
+    done = run("-c", LAUNCH, str(folder / "args"), "--model-path", str(folder / "target"), *pair)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return str(folder / "args")
+
+
+@pytest.mark.parametrize(
+    ("role", "hooked"),
+    {
+        "tokenizer": "managers.tokenizer_manager.TokenizerManager._stream_one_response",
+        "detokenizer": "managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output",
+        "scheduler": next(iter(enter.SCHEDULER_HOOKS.around)),
+        "dp_controller": "",
+    }.items(),
+)
+def test_arguments_bring_the_hooks_of_a_process_with_them(role: str, hooked: str, resolved: str) -> None:
+    done = run("-c", RECEIVE, resolved, role)
+    assert done.returncode == 0, done.stderr[-3000:]
+    early = {target.removeprefix("sglang.srt.") for target, *_ in enter.HOOKS.functions()}
+    added = {*done.stdout.splitlines()[-1].split()[1:]} - early
+    assert hooked in added if hooked else not added
 
 
 def test_every_early_target_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_a_broken_pair_is_refused(broken: Broken, refusals: dict[str, str | None
     assert refusal is not None, "the server would have started"
     assert "DFlashError" in refusal
     assert broken.names in refusal
-    assert "Expected: " in refusal and "Fix: " in refusal
+    assert "Fix: " in refusal
 
 
 @pytest.mark.parametrize("flags", COPIES_ALONE, ids=" ".join)

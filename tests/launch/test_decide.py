@@ -98,6 +98,8 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     The processes that are started receive the plan with the pickled arguments and open no configuration.
     """
     pytest.importorskip("sglang")
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
     from sglang_dflash import enter
     from sglang_dflash.drafter import checkpoint as reading
     from sglang_dflash.features.payoff import known_causes
@@ -135,11 +137,12 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
 
     opened.reset_mock()
+    monkeypatch.setattr("sglang.srt.plugins._plugins_loaded", True)  # a plan loads them where it arrives
     received = pickle.loads(pickle.dumps(args))
     monkeypatch.setattr(enter, "our_worker", lambda: int)
     entered = list[object]()
     monkeypatch.setattr(enter, "enter_scheduler", entered.append)
-    assert enter.worker_for(received) is int and entered == [plan]
+    assert enter.choose_worker(id, SpeculativeAlgorithm.DFLASH, received) is int and entered == [plan]
     config = SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target")
     model: Any = SimpleNamespace(model_config=config, req_to_token_pool=SimpleNamespace(size=8))
     assert plan.files.config and known_causes(plan, model, model) == {}

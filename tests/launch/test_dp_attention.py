@@ -68,7 +68,9 @@ def test_a_missing_condition_is_named(
     environment = {SWITCH: "", SKIP_GATHER: changed.get("skip_gather", "0")}
     with patch.dict(os.environ, environment), pytest.raises(DFlashError) as caught:
         reason(pair, on_cpu=on_cpu, **changed)
-    assert caught.value.value.startswith("DP attention over 2 groups of ranks with ") and found in caught.value.value
+    assert (
+        caught.value.problem.startswith("DP attention over 2 groups of ranks with ") and found in caught.value.problem
+    )
     assert remedy in caught.value.remedy
     assert ("SGLANG_DFLASH=builtin" in caught.value.remedy) is not on_cpu
 

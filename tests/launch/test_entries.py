@@ -1,23 +1,47 @@
-"""Every entry into a server counts the drafts that were verified and reports adaptive widths.
+"""The entries of ``docs/compatibility.md``: whoever starts SGLang gets this package's worker, hooked whole.
+
+Every entry into a server counts the drafts that were verified and reports adaptive widths.
 
 HTTP with one tokenizer: ``tests/width/test_width_engine.py``; an engine in Python: ``tests/rehearsal``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_dflash_lab.bench.server import free_port
+from tests.launch import entries
+from tests.launch.entries import ENTRIES, TOKENS, Answer, of_server
+from tests.support import preloaded
 from tests.support.generation import generate_all
 from tests.support.prompts import corpus
-from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server
+from tests.support.servers import (
+    LAUNCH_SERVER,
+    RANDOM_WIDTHS,
+    SGLANG_SERVE,
+    Server,
+    dflash_server,
+    draft_arguments,
+    running,
+    target_arguments,
+)
 
 pytestmark = pytest.mark.engine
 
 PAIR = "tiny-hybrid"
+BASE = ("--dtype", "float32", "--max-running-requests", "4")
+DENSE = (*target_arguments(entries.PAIR, BASE), *draft_arguments(entries.PAIR))
 
 
 def assert_counts_verified_drafts(metas: list[dict[str, Any]]) -> None:
@@ -45,14 +69,91 @@ def test_grpc(random_widths_hybrid: Server) -> None:
 
 @pytest.mark.slow
 def test_tokenizer_and_detokenizer_workers(tmp_path: Path) -> None:
-    """Each answers some of the requests.
+    """Of ``sglang serve``; each answers some of the requests.
 
     A worker that needs longer to import SGLang than uvicorn waits for it is killed and started again, without end.
     """
     patience = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "240"}
     workers = ("--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2")
     base = ("--dtype", "float32", "--max-running-requests", "8")
-    with dflash_server(PAIR, tmp_path, *RANDOM_WIDTHS, *workers, base=base, **patience) as server:
+    with dflash_server(
+        PAIR, tmp_path, *RANDOM_WIDTHS, *workers, base=base, launcher=SGLANG_SERVE, **patience
+    ) as server:
         answers = generate_all(server, corpus(PAIR, 8), 8, 32)
         assert_counts_verified_drafts([answer.meta for answer in answers])
         assert all(server.get("/server_info").json()["speculative_adaptive"] for _ in range(4))
+        streamed = [of_server(server.url) for _ in range(4)]
+        assert all(each.ours == [] and set(each.cut) == {1} for each in streamed)
+
+
+def assert_ours(answer: Answer, log: str) -> None:
+    """Every process is hooked: a chunk has one token where SGLang's parsers read it, and no key of this package."""
+    assert "serves DFLASH: " in log and "SGLang's own worker" not in log
+    assert answer.ours == [] and set(answer.cut) <= {1}
+    assert answer.text.startswith("Noah starts with 27 coins.") and answer.steps < TOKENS / 2
+
+
+def run_entry(entry: str, **environment: str) -> None:
+    """Run a program of ``tests/launch/entries.py`` and check its answer."""
+    done = preloaded.run("-m", "tests.launch.entries", entry, environment={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-6000:]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith('{"text"')]
+    assert_ours(Answer(**json.loads(line)), done.stdout + done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [entry.__name__ for entry in ENTRIES])
+def test_pythons_api(entry: str) -> None:
+    run_entry(entry)
+
+
+@pytest.mark.slow
+def test_an_engine_without_the_main_guard_is_pythons_own_error(tmp_path: Path) -> None:
+    """The spawned child runs the module again."""
+    lines = "from sglang.srt.entrypoints.engine import Engine", "from tests.launch.entries import arguments"
+    (tmp_path / "unguarded.py").write_text("\n".join([*lines, "Engine(**arguments())"]))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    done = preloaded.run("-m", "unguarded", environment=environment)
+    assert done.returncode != 0 and "bootstrapping phase" in done.stderr and "DFlashError" not in done.stderr
+
+
+@pytest.mark.slow
+def test_sglangs_rust_server(tmp_path: Path) -> None:
+    with running(tmp_path, *DENSE, SGLANG_RUST_SERVER="1") as server:
+        answer = of_server(server.url)
+        assert_ours(replace(answer, cut=[]), server.log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [{"SGLANG_PLATFORM": "dflash_cpu"}, {"SGLANG_PLUGINS": "dflash,dflash_cpu"}])
+def test_variables_that_name_this_package(environment: dict[str, str]) -> None:
+    run_entry("engine_of_resolved_arguments", **environment)
+
+
+@contextlib.contextmanager
+def second_node(folder: Path, *arguments: str) -> Iterator[Path]:
+    """The second node of a server; its log."""
+    command = [sys.executable, *LAUNCH_SERVER, *arguments, "--node-rank", "1", "--port", str(free_port())]
+    with (folder / "second.log").open("wb") as log:
+        process = preloaded.start(command, log, dict(os.environ))
+    try:
+        yield folder / "second.log"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ["16", "8"])
+def test_two_nodes_compare_their_plans(block: str, tmp_path: Path) -> None:
+    """Two launches on this machine with a rank each. SGLang itself compares no arguments."""
+    nodes = *DENSE, "--tp-size", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}"
+    other = "--speculative-num-draft-tokens", block
+    with second_node(tmp_path, *nodes, *other) as log, contextlib.ExitStack() as stack:
+        if block == "16":
+            server = stack.enter_context(running(tmp_path, *nodes, "--node-rank", "0"))
+            assert_ours(of_server(server.url), server.log + log.read_text())
+            return
+        with pytest.raises(AssertionError, match="plans: block is 16 and 8.*with the same flags"):
+            stack.enter_context(running(tmp_path, *nodes, "--node-rank", "0"))
+        assert "the nodes have different plans: block is 16 and 8" in log.read_text()

@@ -141,11 +141,11 @@ VOCABULARIES: list[tuple[str, Edit, str, str]] = [
     # speculators 0.9.0 saves neither table of a whole vocabulary
     ("speculators", lambda tensors: [tensors.pop(table) for table in TABLES], "ok", ""),
     *(
-        (name, lambda tensors, table=table: tensors[table].mul_(1.01), "error", f"{table} is not the target's")
+        (name, lambda tensors, table=table: tensors[table].mul_(1.01), "error", f"{table} differs from the target's")
         for name in ("speculators", "speculators-reduced")
         for table in TABLES
     ),
-    ("speculators-reduced", lambda tensors: tensors[HEAD].copy_(tensors[HEAD].flip(0)), "error", f"{HEAD} is not the"),
+    ("speculators-reduced", lambda tensors: tensors[HEAD].copy_(tensors[HEAD].flip(0)), "error", f"{HEAD} differs"),
     ("speculators-reduced", lambda tensors: tensors["d2t"].add_(1), "error", "t2d marks"),
     ("speculators-reduced", lambda tensors: tensors["t2d"].logical_not_(), "error", "t2d marks"),
     ("speculators-reduced", lambda tensors: tensors["t2d"].fill_(True), "error", "t2d marks"),

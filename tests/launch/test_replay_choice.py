@@ -87,7 +87,7 @@ def test_a_replay_that_is_requested_and_ruled_out_is_refused(
         with pytest.raises(DFlashError) as caught:
             planned(*NAMED, *flags.split(), *requests[0].split())
         request = FLAG if requests[0] else f"{SWITCH}=1"
-        assert caught.value.value == f"{request}, but {kept_by}" and f"leave {request} out" in caught.value.remedy
+        assert caught.value.problem == f"{request}, but {kept_by}" and f"leave {request} out" in caught.value.remedy
 
 
 def test_a_target_without_recurrent_states_has_neither() -> None:
@@ -135,9 +135,9 @@ def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None
 @pytest.mark.parametrize(
     ("words", "switch", "said"),
     [
-        ("--linear-replayssm-cache-len 8", "", "a power of two, at least 16 for blocks of 16"),
-        ("--linear-replayssm-cache-len 48", "", "a power of two, at least 16 for blocks of 16"),
-        ("", "yes", "0, 1, or unset"),
+        ("--linear-replayssm-cache-len 8", "", "is no power of two from 16, which blocks of 16 need"),
+        ("--linear-replayssm-cache-len 48", "", "is no power of two from 16, which blocks of 16 need"),
+        ("", "yes", "is not 0 or 1"),
     ],
 )
 def test_records_that_are_too_short_or_an_unknown_word_are_refused(

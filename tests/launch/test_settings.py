@@ -46,7 +46,7 @@ def test_what_is_read_is_listed_and_is_an_argument_of_sglangs() -> None:
 def test_a_word_that_a_server_does_not_accept_is_an_error(words: str, found: str, remedy: str) -> None:
     with pytest.raises(DFlashError) as caught:
         parse(*words.split())
-    assert found in caught.value.value and remedy in caught.value.remedy
+    assert found in caught.value.problem and remedy in caught.value.remedy
 
 
 def test_a_cards_command_can_be_pasted_after_the_models() -> None:

@@ -41,8 +41,8 @@ FLAGS: list[dict[str, Any]] = [
 ]
 
 
-# Resolving arguments would load the CPU platform's plugins, which replace SGLang's kernels in this process.
-@patch("sglang_dflash_cpu.platform.load_plugins", lambda: None)
+# Resolving arguments would load plugins; the CPU platform's replace SGLang's kernels in this process.
+@patch("sglang.srt.plugins.load_plugins", lambda: None)
 def sglangs(folder: Path, tp: int, **fields: Any) -> tuple[Any, int]:
     """SGLang's division of ``FREE`` bytes between K/V pools, and the bytes of a recurrent state."""
     spec = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": BLOCK, "page_size": PAGE}

@@ -28,7 +28,7 @@ def test_default_widths_are_powers_of_two_and_12_the_block_size_and_what_the_dra
 @pytest.mark.parametrize(
     "found, named",
     [
-        ({"policy": "adaptive"}, ["policy", "the key widths", "leave it out"]),
+        ({"policy": "adaptive"}, ["policy", "the only key is widths", "leave it out"]),
         ({"widths": []}, ["widths", "[]"]),
         ({"widths": [0, 4]}, ["widths", "greater than or equal to 1"]),
         ({"widths": [True]}, ["widths"]),

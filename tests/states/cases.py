@@ -190,4 +190,4 @@ def test_a_wrong_kernel_stops_the_start(
     with pytest.raises(DFlashError if found else torch.OutOfMemoryError) as caught:
         checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
     if found:
-        assert found in caught.value.value and f"{REPLAY_SWITCH}=0" in caught.value.remedy
+        assert found in caught.value.problem and f"{REPLAY_SWITCH}=0" in caught.value.remedy

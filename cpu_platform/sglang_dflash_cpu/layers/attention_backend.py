@@ -12,7 +12,6 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.layers.attention_math import (
     Contexts,
     Keys,
@@ -163,6 +162,5 @@ class TorchAttentionBackend(AttentionBackend):
         if found:
             raise DFlashError(
                 f"attention layer {layer.layer_id} needs {', '.join(found)}",
-                expected=f"softmax attention with GQA and sliding windows (attention backend {ATTENTION_BACKEND})",
                 remedy="serve this architecture on a machine with an accelerator",
             )

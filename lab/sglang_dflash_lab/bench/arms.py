@@ -57,7 +57,7 @@ def find_pair(name: str | None, target: str | None, drafter: str | None, kind: s
         return Pair(target, drafter)
     else:
         known = ", ".join((*NAMES, *published_pairs()))
-        raise DFlashError(f"pair {name!r} is unknown", expected=f"one of {known}", remedy="use --pair or --target")
+        raise DFlashError(f"pair {name!r} is unknown", remedy=f"use one of {known}, or --target")
     return replace(found, target=target or found.target, drafter=drafter or found.drafter)
 
 
@@ -82,7 +82,7 @@ class Arm:
         """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``; raise a DFlashError for anything else."""
         match = _ARM.fullmatch(text.strip())
         if match is None:
-            raise DFlashError(f"mode {text!r} is invalid", expected=_FORMS, remedy="use a form such as dflash:16")
+            raise DFlashError(f"mode {text!r} is invalid", remedy=f"use {_FORMS}")
         pairs = [pair.partition("=") for pair in match["env"].split("+") if pair]
         kind = match["ar"] or match["kind"]
         path = os.pathsep.join(filter(None, (str(_BEST), os.environ.get("PYTHONPATH"))))
@@ -102,7 +102,7 @@ class Arm:
         if self.kind == "copies":
             return ["--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(self.size)]
         if pair.drafter is None:
-            raise DFlashError(f"mode {self.label} needs a drafter", expected="--pair or --draft", remedy="add one")
+            raise DFlashError(f"mode {self.label} needs a drafter", remedy="add one")
         adaptive = ["--speculative-adaptive"] if self.kind == "adaptive" else []
         drafter = ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", pair.drafter]
         return [*drafter, "--speculative-num-draft-tokens", str(self.size), *adaptive]
@@ -112,7 +112,7 @@ def parse_arms(text: str) -> list[Arm]:
     """Read the list of ``--modes``; raise a DFlashError for an unknown or duplicate arm."""
     arms = [Arm.parse(part) for part in text.split(",")]
     if len({arm.label for arm in arms}) < len(arms):
-        raise DFlashError(f"--modes {text} names an arm twice", expected="each arm once", remedy="remove one")
+        raise DFlashError(f"--modes {text} names an arm twice", remedy="remove one")
     return arms
 
 
@@ -133,7 +133,6 @@ def check_arm(arm: Arm, info: dict[str, Any]) -> None:
     for found, right in checks:
         if not right:
             raise DFlashError(
-                f"the server of arm {arm.label} reports {found} in /server_info",
-                expected="the arm's speculation, worker and block size",
+                f"the server of arm {arm.label} reports {found} in /server_info, which differs from the arm",
                 remedy="read the beginning of its log for a plugin that failed to load, or correct --modes",
             )

@@ -86,7 +86,7 @@ def report(folder: Annotated[Path, Argument(help="Results folder (the benchmark'
 def numbers(text: str) -> list[int]:
     """Read comma-separated positive numbers, else raise a DFlashError."""
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise DFlashError(f"--concurrency {text!r} is invalid", expected="positive numbers", remedy="use, e.g., 1,8")
+        raise DFlashError(f"--concurrency {text!r} is invalid", remedy="use, e.g., 1,8")
     return [int(part) for part in text.split(",")]
 
 
@@ -99,7 +99,6 @@ def base_urls(texts: list[str], labels: list[str]) -> dict[str, str]:
     if texts and (len(found) < len(texts) or found.keys() != set(labels)):
         raise DFlashError(
             f"--base-url {' '.join(texts)} does not match --modes",
-            expected=f"MODE=URL for each of {', '.join(labels)}, or URL for a single mode",
-            remedy="give one --base-url for each mode",
+            remedy=f"give --base-url MODE=URL for each of {', '.join(labels)}, or one URL for a single mode",
         )
     return found

@@ -97,8 +97,7 @@ class Summary:
         if not self._runs:
             raise DFlashError(
                 f"no finished run in {folder / results.FILE_NAME}",
-                expected="a folder written by `sglang-dflash bench --out`",
-                remedy="run the benchmark, or give its --out folder",
+                remedy="run `sglang-dflash bench --out`, or give its folder",
             )
         self.modes = sorted(dict.fromkeys(mode for mode, _, _ in self._runs), key=lambda mode: mode != AR)
         self.tasks = list(dict.fromkeys(task for _, task, _ in self._runs))

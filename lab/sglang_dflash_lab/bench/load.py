@@ -82,7 +82,7 @@ def measure(
         finally:
             sys.argv = program
     if stopped is not None or not details.exists():
-        raise DFlashError(f"the load generator stopped ({stopped})", expected="a finished run", remedy=f"read {log}")
+        raise DFlashError(f"the load generator stopped ({stopped})", remedy=f"read {log}")
     result = json.loads(details.read_text())
     details.unlink()
     # A refused stream has status 200 and no text; the load generator counts it as a full answer.
@@ -90,7 +90,6 @@ def measure(
     if failed := [error or "no text" for error, text in answers if error or not text]:
         raise DFlashError(
             f"{len(failed)} of {count} requests failed, the first with {failed[0]}",
-            expected="an answer to every request",
             remedy="read the server's log, or remove prompts without an answer",
         )
     kept = {name: value for name, value in result.items() if name not in ("itls", "errors", "server_info")}

@@ -113,4 +113,4 @@ def _wait(process: subprocess.Popen[bytes], base_url: str, log: Path, timeout_s:
 
 def _failed(what: str, log: Path) -> DFlashError:
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
-    return DFlashError(what, expected="a server that answers /health", remedy=f"see {log}, which ends with:\n{tail}\n")
+    return DFlashError(what, remedy=f"see {log}, which ends with:\n{tail}\n")

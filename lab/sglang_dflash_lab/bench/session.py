@@ -145,7 +145,5 @@ def _refuse_other_settings(settings: Settings) -> None:
         for name in _FIXED:
             if old[name] != new[name]:
                 raise DFlashError(
-                    f"{settings.out} was measured with {name} {old[name]}, not {new[name]}",
-                    expected="the same settings to resume a benchmark",
-                    remedy="give another --out",
+                    f"{settings.out} was measured with {name} {old[name]}, not {new[name]}", remedy="give another --out"
                 )

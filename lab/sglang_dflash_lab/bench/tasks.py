@@ -64,8 +64,7 @@ def _read(path: Path) -> list[Messages]:
     except (OSError, ValueError, KeyError) as error:
         raise DFlashError(
             f"task {str(path)!r} cannot be read ({type(error).__name__}: {error})",
-            expected=f"one of {', '.join(NAMES)}, or a JSON-lines file with `messages` in each row",
-            remedy="choose a task, or correct the file",
+            remedy=f"choose one of {', '.join(NAMES)}, or give a JSON-lines file with `messages` in each row",
         ) from error
 
 

@@ -44,4 +44,4 @@ def drafter_kinds(name: str) -> tuple[str, ...]:
 def check_known(what: str, value: str, known: Sequence[str]) -> None:
     """Raise a DFlashError about ``what`` if ``value`` is not in ``known``."""
     if value not in known:
-        raise DFlashError(f"{what} {value!r} is unknown", expected=f"one of {', '.join(known)}", remedy="choose one")
+        raise DFlashError(f"{what} {value!r} is unknown", remedy=f"choose one of {', '.join(known)}")

@@ -38,7 +38,6 @@ def noisy_path(good: Path) -> Path:
         except OSError as error:
             raise DFlashError(
                 f"the noisy drafter cannot be written to {folder.parent} ({error.strerror or error})",
-                expected="a writable cache folder",
                 remedy=f"set {_CACHE} to one",
             ) from error
     return folder

@@ -45,7 +45,7 @@ def _tokenizer(file: Path) -> Any:
     rule = GGUFReader(file).fields["tokenizer.ggml.pre"].contents()
     if rule != "smollm":
         raise DFlashError(
-            f"{file} has tokenizer.ggml.pre {rule!r}", expected="'smollm'", remedy="add that rule to this module"
+            f"{file} has tokenizer.ggml.pre {rule!r}, not 'smollm'", remedy="add that rule to this module"
         )
     # Each digit is a token, so the spaces before a number stay together.
     digits = pre_tokenizers.Digits(individual_digits=True)

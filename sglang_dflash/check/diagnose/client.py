@@ -48,14 +48,13 @@ class Client:
             what = f"{method} {response.request.url} answered {response.status_code}"
             if response.status_code in (401, 403):
                 remedy = "pass the key that the server was started with: --api-key KEY"
-                raise DFlashError(what, expected="access to the server", remedy=remedy)
+                raise DFlashError(what, remedy=remedy)
             if response.is_error:
                 what = f"{what}: {response.text[:500]}"
-                raise DFlashError(what, expected="a healthy SGLang 0.5.23 server", remedy="see the server's log")
+                raise DFlashError(what, remedy="see the server's log")
             return dict(response.json())
         except (httpx.TransportError, json.JSONDecodeError) as error:
             raise DFlashError(
                 f"no SGLang server answers at {self._url} ({str(error) or type(error).__name__})",
-                expected="a running SGLang server",
                 remedy="check host and port, and that the server has finished starting",
             ) from error

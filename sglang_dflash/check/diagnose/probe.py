@@ -94,16 +94,11 @@ def _pooled(workers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _require_dflash(info: Mapping[str, Any]) -> None:
     if (algorithm := info.get("speculative_algorithm")) != "DFLASH":
         raise DFlashError(
-            f"the server runs {algorithm or 'no'} speculation",
-            expected="a server with DFLASH",
+            f"the server's speculative algorithm is {algorithm or 'unset'}, not DFLASH",
             remedy="start it with --speculative-algorithm DFLASH --speculative-draft-model-path DRAFTER",
         )
     if info["skip_tokenizer_init"]:
-        raise DFlashError(
-            "the server has no tokenizer",
-            expected="a server that renders prompts",
-            remedy="start it without --skip-tokenizer-init",
-        )
+        raise DFlashError("the server has no tokenizer", remedy="start it without --skip-tokenizer-init")
 
 
 @dataclass
@@ -198,7 +193,7 @@ async def _template(client: Client) -> tuple[bool, bool | None]:
         probes = [Probe("", thinking=thinking) for thinking in (None, True, False)]
         default, on, off = [await _render(client, probe, QUESTIONS[0][1]) for probe in probes]
     except DFlashError as error:
-        if "answered 400" in error.value:
+        if "answered 400" in error.problem:
             return False, None
         raise
     return True, None if on == off else default == on

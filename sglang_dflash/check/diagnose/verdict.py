@@ -150,7 +150,6 @@ async def diagnose(
     if not server.drafts:
         raise DFlashError(
             "the server has no drafter to judge",
-            expected="a server with --speculative-draft-model-path",
             remedy="none needed; the lines above show what the server drafts without one",
         )
     reference = find_reference(server.drafter, server.block)
@@ -179,7 +178,6 @@ async def diagnose(
     if not (planned and planned[0].answers):
         raise DFlashError(
             f"no answer took a verify step{f' within {seconds:.0f} s or until the interruption' * partial}",
-            expected="answers of several tokens",
             remedy="send the server a prompt by hand; with no output there is nothing to draft",
         )
     return Diagnosis(server, [probe for probe in planned if probe.seconds], reference, partial)

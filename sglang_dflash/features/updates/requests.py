@@ -41,9 +41,8 @@ def load_drafter(drafter: Any, request: Any) -> tuple[bool, str]:
     served[MASK_EMBEDDING], found[MASK_EMBEDDING] = mask is not None, embedding is not None
     for key, value in served.items():
         if found[key] != value:
-            problem = f"{key} is {found[key]!r} in the drafter {path}"
-            expected = f"{value!r}, as in the drafter that is served"
-            return False, str(DFlashError(problem, expected, remedy="restart the server with this drafter"))
+            problem = f"{key} is {found[key]!r} in the drafter {path}, and {value!r} in the served drafter"
+            return False, str(DFlashError(problem, remedy="restart the server with this drafter"))
     folder = str(plain_view(launch.loaded_files) or path)
     success, message = drafter.weight_updater.update_weights_from_disk(folder, request.load_format)
     if success and embedding is not None:

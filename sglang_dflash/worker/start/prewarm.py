@@ -197,8 +197,8 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
         logits = vocab * 4 * (rows if target.decode_cuda_graph_runner is None else 1)  # a graph has its own
         if logits > torch.cuda.mem_get_info(target.device)[0]:
             raise DFlashError(
-                f"{size(free)} of device memory are free, too little for {rows} rows of {vocab} logits",
-                expected=f"memory for {target.max_running_requests} greedy requests",
+                f"{size(free)} of device memory are free, too little for the logits of {target.max_running_requests} "
+                f"greedy requests ({rows} rows of {vocab})",
                 remedy="lower --mem-fraction-static or --max-running-requests",
             ) from None
         peak = division.sampling(rows, vocab)

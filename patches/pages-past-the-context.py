@@ -1,0 +1,25 @@
+"""The page table of a request has a column for each token that a verify at the end of the context reads."""
+
+import importlib
+import sys
+from contextlib import suppress
+from unittest.mock import MagicMock
+
+for name in ("flashinfer", "flashinfer.decode", "sgl_kernel", "sgl_kernel.flash_attn"):
+    sys.modules[name] = MagicMock(__spec__=MagicMock())
+
+from sglang.srt.runtime_context import get_spec  # noqa: E402
+
+CONTEXT, BLOCK, PAGE = 96, 16, 1
+for module, backend in {
+    "flashattention_backend": "FlashAttentionBackend",
+    "trtllm_mha_backend": "TRTLLMHAAttnBackend",
+}.items():
+    chosen = getattr(importlib.import_module(f"sglang.srt.layers.attention.{module}"), backend)
+    made = object.__new__(chosen)
+    runner = MagicMock(page_size=PAGE)
+    runner.model_config.context_len = CONTEXT
+    # A later line needs a GPU.
+    with suppress(Exception), get_spec().override(speculative_num_draft_tokens=BLOCK):
+        made.__init__(runner)
+    assert made.max_num_pages * PAGE >= CONTEXT - 1 + BLOCK, f"{backend}: {made.max_num_pages} pages"
