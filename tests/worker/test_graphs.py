@@ -114,9 +114,7 @@ def test_a_backend_that_has_the_servers_width_is_built_for_every_other_one(
         (None, None, False),
     ],
 )
-def test_all_graphs_list_slots_in_the_widest_ones_buffer(
-    held: Any, window: int | None, shared: bool
-) -> None:
+def test_all_graphs_list_slots_in_the_widest_ones_buffer(held: Any, window: int | None, shared: bool) -> None:
     widest = SimpleNamespace(cuda_graph_kv_indices=held, sliding_window_size=window)
     asked = dict[str, Any]()
     full = SimpleNamespace(init_cuda_graph_state=lambda bs, tokens, **given: asked.update(given))
