@@ -1,5 +1,6 @@
 # make setup   a virtual environment with stock SGLang and the three distributions; every other target runs it first
 # make demo    two real servers on this machine, with DFLASH and without, answer the same questions
+# make test    five minutes on two idle cores; make test-engine: ten more
 PYTHON ?= python3
 VENV ?= .venv
 # Index of torch alone: the address of PyTorch's CPU builds (docs/setup.md#without-a-gpu). Without it, pip's index serves the
@@ -18,7 +19,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo picture demo-real test test-slow test-tools test-pd test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
+.PHONY: setup demo picture demo-real test test-engine test-slow test-tools test-pd test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -39,10 +40,14 @@ picture: setup
 	$(BIN)/python -m tools.picture docs/demo.svg
 
 # A file's tests share what it sets up; engine tests share servers too, in groups (tests/conftest.py).
+# `make test`: unit tests, this repository's own rules, one short server per mechanism. `make test-engine`: the others.
 PYTEST := $(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) -m "not slow and not gpu" tests
+	$(PYTEST) -m "not extended and not slow and not gpu" tests
+
+test-engine: setup
+	$(PYTEST) -m "extended and not slow and not gpu" tests
 
 # Without the sets that have a target of their own. TESTS: some files.
 test-slow: setup

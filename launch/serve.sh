@@ -1,126 +1,81 @@
 #!/usr/bin/env bash
-# Serve a published pair as its card does, or a pair that ships with the package: launch/serve.sh PAIR [options]
+# Serve a published pair: with its card's flags on the card's GPU, elsewhere with SGLang's defaults and the flags that
+# `sglang-dflash check` proposes. Flags of the server come last and replace the script's.
 
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/cards.sh"
+PAIRS='qwen3.5-4b qwen3.5-27b qwen3.6-27b qwen3.6-35b-a3b qwen3-coder-next qwen3.8-27b'
 
 usage() {
     cat <<TEXT
-launch/serve.sh PAIR [options]; PAIR is one of: ${PAIRS[*]}
+launch/serve.sh PAIR [--dry-run] [--gpu NAME] [flags of the server]
 
-Options:
-  --help           print this text; after a pair's name also its values
-  --dry-run        print the command and stop
-  --check          run the preflight (sglang-dflash check) with these flags and stop
-  --gpu NAME       the values for this GPU instead of the local one; the preflight checks it too
-  --long-context   limit how far back full-attention drafter layers read (SGLANG_DFLASH_DRAFT_WINDOW)
-  --multi-gpu      split the models across two GPUs (SGLANG_DFLASH_TP)
-  anything else    goes to the server
+PAIR is one of: $PAIRS
+  --dry-run    print the verdict and the command, and stop
+  --gpu NAME   the same for this GPU: rtx5090, h100, h200, b200 and others of \`sglang-dflash check --help\`
 
-A start prints the verdict of the preflight first.
-Example: SGLANG_DFLASH_BLOCK_SIZE=8 launch/serve.sh qwen3.5-27b --enable-metrics
+A pair or flag that \`sglang-dflash check\` refuses does not start.
+Example: launch/serve.sh qwen3.5-27b --speculative-num-draft-tokens 8 --port 8000
 TEXT
 }
 
-if [[ ${1-} == @(--help|-h) ]]; then
+fail() {
+    printf 'serve.sh: %s\nFix: %s\n' "$1" "$2" >&2
+    exit 2
+}
+
+case ${1-} in
+'') fail 'no pair is named' "name one of $PAIRS" ;;
+--help | -h)
     usage
     exit
-fi
-card "${1-}"
-ACTION=serve EXTRA=() GPU=''
+    ;;
+esac
+pair=${1##*/} gpu='' dry_run='' extra=()
+pair=${pair,,}
 shift
 while (($#)); do
     case $1 in
-    --help | -h) ACTION=help ;;
-    --dry-run) ACTION=print ;;
-    --check) ACTION=check ;;
-    --long-context) CARD[DRAFT_WINDOW]=4096 ;;
-    --multi-gpu) CARD[TP]=2 ;;
+    --dry-run) dry_run=1 ;;
     --gpu)
-        GPU=${2-}
+        gpu=${2-} dry_run=1
+        [[ $gpu ]] || fail '--gpu has no value' 'name a GPU, such as --gpu h200'
         shift
         ;;
-    --)
-        EXTRA+=("${@:2}")
-        break
-        ;;
-    *) EXTRA+=("$1") ;;
+    *) extra+=("$1") ;;
     esac
     shift
 done
 
-PYTHON=$(value PYTHON)
-if [[ $PAIR_NAME == demo ]]; then
-    CARD[TARGET]=$("$PYTHON" -m sglang_dflash.check.cli pairs path "$(value PAIR)")
-    CARD[DRAFTER]=$("$PYTHON" -m sglang_dflash.check.cli pairs path "$(value PAIR)" --drafter good)
-fi
-# On another GPU than the card's, SGLang chooses the fraction of memory.
-if [[ $ACTION != help && ${CARD[MEM_FRACTION]-} && ! ${SGLANG_DFLASH_MEM_FRACTION+set} ]]; then
-    gpu=$("$PYTHON" -c 'from sglang_dflash.check import machine as m; import sys
-print((m.gpu_named(sys.argv[1]) if sys.argv[1] else m.find_gpu() or m.CPU).name)' "$GPU")
-    if [[ ${gpu^^} == *"RTX 5090"* && $PAIR_NAME == qwen3.8-27b ]]; then
-        CARD+=([MEM_FRACTION]=0.91 [CHUNKED_PREFILL]=1024 [STATE_DTYPE]=bfloat16 [MAX_RUNNING]=5)
-    elif [[ ${gpu^^} != *"$CARD_GPU"* ]]; then
-        CARD[MEM_FRACTION]=''
+on=${gpu:-$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 || true)} flags=()
+case $pair in
+qwen3.5-4b)
+    target=Qwen/Qwen3.5-4B flags=(--speculative-num-draft-tokens 8 --max-running-requests 32)
+    if [[ ${on,,} == *b200 ]]; then
+        flags+=(--attention-backend trtllm_mha --speculative-draft-attention-backend fa4
+            --linear-attn-prefill-backend flashinfer --linear-attn-decode-backend flashinfer
+            --cuda-graph-max-bs-decode 32 --cuda-graph-backend-prefill breakable --mem-fraction-static 0.8)
     fi
-fi
-
-COMMAND=(--speculative-algorithm DFLASH) ENVIRONMENT=() KNOBS=()
-# A variable sets a server flag, or a variable in the server's environment; an empty one sets nothing.
-while read -r variable flag meaning; do
-    name=${variable#SGLANG_DFLASH_}
-    KNOBS+=("$(printf '  %-38s %-32s %s' "$variable" "${CARD[$name]:-(none)}" "$meaning")")
-    case $(value "$name"):$flag in
-    :*) ;;
-    *:--*) COMMAND+=("$flag" "$(value "$name")") ;;
-    *=) ENVIRONMENT+=("$flag$(value "$name")") ;;
-    esac
-done <<TABLE
-SGLANG_DFLASH_TARGET                  --model-path                        target: hub id or folder
-SGLANG_DFLASH_DRAFTER                 --speculative-draft-model-path      drafter: hub id or folder
-SGLANG_DFLASH_BLOCK_SIZE              $BLOCK_SIZE_FLAG                    tokens of a draft block
-SGLANG_DFLASH_ATTENTION_BACKEND       --attention-backend                 the target's attention
-SGLANG_DFLASH_DRAFT_ATTENTION_BACKEND --speculative-draft-attention-backend  the drafter's attention, if different
-SGLANG_DFLASH_LINEAR_PREFILL_BACKEND  --linear-attn-prefill-backend       the recurrent layers' prefill
-SGLANG_DFLASH_LINEAR_DECODE_BACKEND   --linear-attn-decode-backend        the recurrent layers' decode
-SGLANG_DFLASH_DTYPE                   --dtype                             dtype; a CPU is fastest in float32
-SGLANG_DFLASH_MEM_FRACTION            --mem-fraction-static               fraction of memory for weights, K/V and states; SGLang's choice on a GPU other than $CARD_GPU
-SGLANG_DFLASH_KV_CACHE_DTYPE          --kv-cache-dtype                    dtype of K/V
-SGLANG_DFLASH_CHUNKED_PREFILL         --chunked-prefill-size              tokens of a prefill's chunk
-SGLANG_DFLASH_MAMBA_STRATEGY          --mamba-radix-cache-strategy        snapshots of recurrent states for the prefix cache
-SGLANG_DFLASH_STATE_DTYPE             --mamba-ssm-dtype                   dtype of recurrent states
-SGLANG_DFLASH_GRAPH_MAX_BS            --cuda-graph-max-bs-decode          largest batch with a CUDA graph
-SGLANG_DFLASH_PREFILL_GRAPH           --cuda-graph-backend-prefill        CUDA graphs of prefill
-SGLANG_DFLASH_ALLREDUCE_FUSION        --flashinfer-allreduce-fusion-backend  all-reduce fused with the norm after it
-SGLANG_DFLASH_OVERLAP_PLAN_STREAM     SGLANG_ENABLE_OVERLAP_PLAN_STREAM=  prepare the next step on its own stream
-SGLANG_DFLASH_TP                      --tp-size                           GPUs per replica
-SGLANG_DFLASH_DP                      --dp-size                           replicas behind one address
-SGLANG_DFLASH_CONTEXT_LENGTH          --context-length                    longest sequence in tokens
-SGLANG_DFLASH_DRAFT_WINDOW            --speculative-draft-window-size     context tokens that full-attention drafter layers read
-SGLANG_DFLASH_MAX_RUNNING             --max-running-requests              requests at once
-SGLANG_DFLASH_REASONING_PARSER        --reasoning-parser                  parser of thoughts
-SGLANG_DFLASH_TOOL_CALL_PARSER        --tool-call-parser                  parser of calls
-SGLANG_DFLASH_LISTEN_HOST             --host                              address to listen on
-SGLANG_DFLASH_LISTEN_PORT             --port                              port to listen on
-TABLE
-
-server=("$PYTHON" -m sglang.launch_server "${COMMAND[@]}" "${EXTRA[@]}")
-check=("$PYTHON" -m sglang_dflash.check.cli check "$(value TARGET)" "$(value DRAFTER)" ${GPU:+--gpu "$GPU"} "${COMMAND[@]}" "${EXTRA[@]}")
-case $ACTION in
-help)
-    printf '%s\n\n' "$ABOUT"
-    usage
-    printf '\n  %-38s %-32s %s\n' 'Environment variable' Default Meaning
-    printf '%s\n' "${KNOBS[@]}" "$(printf '  %-38s %-32s %s' SGLANG_DFLASH_PYTHON python 'interpreter that has SGLang')"
     ;;
-print)
-    printf '%q ' "${ENVIRONMENT[@]}" "${server[@]}" | sed 's/ *$//'
-    echo
+qwen3.5-27b) target=Qwen/Qwen3.5-27B ;;
+qwen3.6-27b) target=Qwen/Qwen3.6-27B ;;
+qwen3.6-35b-a3b) target=Qwen/Qwen3.6-35B-A3B ;;
+qwen3-coder-next) target=Qwen/Qwen3-Coder-Next ;;
+qwen3.8-27b) # by SGLang's cookbook; Hopper has no FP4 units: --model-path Qwen/Qwen3.8-27B-FP8 is faster there
+    target=RadixArk/Qwen3.8-27B-NVFP4
+    if [[ ${on,,} == *gb10 || ${on,,} == *spark ]]; then
+        flags=(--attention-backend flashinfer --kv-cache-dtype fp8_e4m3 --chunked-prefill-size 2048 --mem-fraction-static 0.8)
+    fi
     ;;
-check) exec env "${ENVIRONMENT[@]}" "${check[@]}" ;;
-serve)
-    # The server applies the same rules itself, so a failing check does not stop it.
-    env "${ENVIRONMENT[@]}" "${check[@]}" >&2 || true
-    exec env "${ENVIRONMENT[@]}" "${server[@]}"
-    ;;
+*) fail "there is no pair $pair" "name one of $PAIRS" ;;
 esac
+if [[ ${on,,} == *b200 && ! ${flags[*]} ]]; then flags=(--mem-fraction-static 0.75); fi
+
+report=$(python -m sglang_dflash.check.cli check "$target" auto ${gpu:+--gpu "$gpu"} "${flags[@]}" "${extra[@]}") || true
+printf '%s\n' "$report" >&2
+command=$(sed -n 's/^Start: //p' <<<"$report")
+[[ $command ]] || exit 2
+if [[ $dry_run ]]; then
+    printf '%s\n' "$command"
+else
+    eval "exec $command"
+fi

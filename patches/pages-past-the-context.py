@@ -18,8 +18,9 @@ for module, backend in {
     chosen = getattr(importlib.import_module(f"sglang.srt.layers.attention.{module}"), backend)
     made = object.__new__(chosen)
     runner = MagicMock(page_size=PAGE)
-    runner.model_config.context_len = CONTEXT
+    runner.model_config.context_len, runner.model_config.is_encoder_decoder = CONTEXT, False
     # A later line needs a GPU.
     with suppress(Exception), get_spec().override(speculative_num_draft_tokens=BLOCK):
         made.__init__(runner)
+    assert hasattr(made, "max_num_pages"), f"{backend}: not reached"
     assert made.max_num_pages * PAGE >= CONTEXT - 1 + BLOCK, f"{backend}: {made.max_num_pages} pages"

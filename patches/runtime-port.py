@@ -3,20 +3,21 @@
 import multiprocessing
 
 from sglang.lang.backend.runtime_endpoint import Runtime
+from sglang.srt.entrypoints import http_server  # noqa: F401
+from sglang.srt.server_args import ServerArgs
 
 
 class Started(Exception):
     pass
 
 
-def context(_):
+def start(_):
     raise Started
 
 
-multiprocessing.get_context = context
-from sglang.srt.server_args import ServerArgs  # noqa: E402
-
 ServerArgs.resolve_once = lambda self: None
+Runtime.__del__ = lambda self: None
+multiprocessing.get_context = start
 try:
     Runtime(model_path="model", port=50000)
 except UnboundLocalError as error:

@@ -18,5 +18,5 @@ backend = SimpleNamespace(
     _fill_kv_indptr_and_indices=lambda *_: None,
 )
 lengths = torch.tensor([3, 20], dtype=torch.int32)  # with the new token
-*_, seen, _ = TritonAttnBackend._update_decode_buffers(backend, None, 2, lengths, None)
+*_, seen, _ = TritonAttnBackend._update_decode_kv_buffers(backend, None, 2, lengths, lengths)
 assert seen.tolist() == [3, WINDOW + 1], seen.tolist()

@@ -14,7 +14,7 @@ DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 # In the order of suspicion. Causes after `drafter` rarely cost this much alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
-    STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft, or its folder from disk)",
+    STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft)",
     LOAD: "none needed, drafting resumes with fewer requests at once (--max-running-requests, or more replicas)",
     FLOAT16: "use --dtype bfloat16, because hidden states of many targets overflow float16",
     QUANTISED_DRAFTER: "serve the unquantised drafter, without --speculative-draft-model-quantization",

@@ -9,9 +9,9 @@ from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import old_flags, told
 from sglang_dflash.launch.asked import OUR_BACKEND
-from sglang_dflash.launch.plan import ServingPlan
-from sglang_dflash.model import capture
-from sglang_dflash.upstream import check_version, hooks, read_record
+from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
+from sglang_dflash.model import capture, configuration
+from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
 from sglang_dflash.upstream.launch import HookRegistry, get_parallel
 
@@ -29,7 +29,7 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
     if role == "scheduler":
         hooks.register(SCHEDULER_HOOKS)
         HookRegistry.apply_hooks()
-    if not isinstance(read_record(server_args), ServingPlan):
+    if decision_of(server_args).plan is None:
         return
     from sglang_dflash.features import reports, streams
     from sglang_dflash.features.updates import requests as updates
@@ -43,24 +43,24 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
-        compare_nodes(plan := read_record(server_args))
-        if isinstance(plan, ServingPlan):
-            enter_scheduler(plan)
+        compare_nodes(decided := decision_of(server_args))
+        if decided.plan is not None:
+            enter_scheduler(decided.plan)
             return our_worker()
-        if plan is None:
-            told.leave(server_args, "its arguments were resolved in a process that did not load the plugin dflash")
+        if decided.reason is None:
+            told.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
 
 
-def compare_nodes(record: object) -> None:
+def compare_nodes(decided: Decision) -> None:
     """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
     if get_parallel().nnodes == 1:
         return
     from sglang.srt.distributed.parallel_state import get_world_group
 
-    mine = {"version": __version__, "SGLang's worker": record}
-    if isinstance(record, ServingPlan):
-        mine |= {**vars(record), "SGLang's worker": None, "files": None}  # folders may differ
+    mine = {"version": __version__, "SGLang's worker": decided.reason}
+    if decided.plan is not None:
+        mine |= {**vars(decided.plan), "files": None}  # folders may differ
     ranks = get_world_group().all_gather_object({name: repr(value) for name, value in mine.items()})
     for name in mine:
         values = dict.fromkeys(rank.get(name, "") for rank in ranks)
@@ -73,8 +73,8 @@ def compare_nodes(record: object) -> None:
 
 HOOKS = Hooks(  # of every process, before there is a plan
     before={
-        "configs.model_config.ModelConfig.__init__": told.override_drafter,
-        "configs.model_config.ModelConfig._derive_context_length": told.lift_context,
+        "configs.model_config.ModelConfig.__init__": configuration.override_drafter,
+        "configs.model_config.ModelConfig._derive_context_length": configuration.lift_context,
     },
     around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker},
     after={
@@ -86,7 +86,7 @@ _PARTS = "model_executor.model_runner_components"
 SCHEDULER_HOOKS = Hooks(  # also where SGLang's own worker serves; importing their targets initialises a GPU
     around={
         f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
-        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": told.capture_without_drafter,
+        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": capture.capture_without_drafter,
     }
 )
 
@@ -114,10 +114,9 @@ def enter_scheduler(plan: ServingPlan) -> None:
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         attention.HOOKS: plan.verify_attention,
         rows.HOOKS: plan.exact,
-        stepped.HOOKS: plan.exact and plan.hybrid,
-        verify.RECORDED: plan.replay and not plan.exact,
-        verify.KEPT: plan.hybrid and not (plan.replay or plan.exact),
-        replay.HOOKS: plan.hybrid,
+        stepped.HOOKS: plan.exact and plan.replay,
+        verify.HOOKS: plan.replay and not plan.exact,
+        replay.HOOKS: plan.replay,
         pools.HOOKS: plan.replay,
         window.HOOKS: plan.window is not None,
         tails.HOOKS: plan.window is not None and plan.window.cached,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from typing import Literal
 
 Level = Literal["ok", "note", "warn", "error", "builtin"]
 MAX_CHARACTERS = 4000  # characters; a part may quote a whole file
@@ -75,13 +72,6 @@ builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 def first_true(reasons: Mapping[str, object]) -> str | None:
     """Return the first reason that applies, or None."""
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def first_problem(error: ValidationError) -> tuple[str, str]:
-    """Return a key, and what it should be."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    expected = "the value it was trained with" if first["type"] == "missing" else first["msg"]
-    return str(first["loc"][0]), expected.removeprefix("Input should be ")
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:

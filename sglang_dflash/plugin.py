@@ -77,7 +77,7 @@ def _refuse_dflash(error: Exception) -> None:
             return
         if os.environ.get(SWITCH) == BUILTIN:
             left = "DFLASH is served by SGLang's own worker, not by sglang-dflash: %s=%s. %s"
-            logger.warning(left, SWITCH, BUILTIN, misfit(error).value)
+            logger.warning(left, SWITCH, BUILTIN, misfit(error).problem)
             return
         check_version()
         raise misfit(error) from error

@@ -1,9 +1,11 @@
 """Servers that several files of engine tests share, once per session, and the groups of tests that run together.
 
-Starting a server takes longer than most tests. Tests that use the same session or module fixture run in the same worker
-of pytest-xdist (``--dist loadgroup``); an engine test that uses none runs by itself, and the others of a file run
-together. Engine tests and what Triton interprets for a minute come first, so that short tests fill the end of a run
-(``--no-loadscope-reorder``).
+Starting a server takes longer than most tests. ``make test`` runs one short server per mechanism, ``make test-engine``
+the other engine tests and what Triton compiles or interprets for minutes.
+
+Tests that use the same session or module fixture run in the same worker of pytest-xdist (``--dist loadgroup``); other
+engine tests run by themselves, and the others of a file run together. One worker begins with the largest group of
+servers, the other with quick files; other servers start halfway (``--no-loadscope-reorder``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from tests.support.servers import (
     WINDOWED,
     Server,
     dflash_server,
+    ended,
     path_with,
     plain_server,
     with_plugin,
@@ -43,8 +46,36 @@ settings.load_profile("tests")
 # The reference shares the machine with the server under test: spinning OpenMP workers would starve it.
 torch.set_num_threads(1)
 
-# Long, and not repeated once they have passed with the same files.
+# Of Triton, compiled or interpreted: not repeated once they have passed with the same files.
 KERNELS = {"test_triton.py", "test_exact_kernels.py"}
+# Their tests, and those of engines, that `make test` runs: beginnings of names.
+SHORT = tuple(
+    f"tests/{name}"
+    for name in (
+        # Plain decoding, DFLASH and its accept counts; updates of weights
+        "serving/test_dflash_equality.py::test_equal_tokens_with_overlap",
+        "serving/test_weight_updates.py::test_checks_of_weights_cover_the_drafter",
+        "serving/test_weight_updates.py::test_a_resume_without_a_release_is_refused",
+        # DFlash2 in mixed batches; recurrent states of a block
+        "serving/test_dflash_equality.py::test_equal_tokens_of_a_dflash2_drafter_in_mixed_batches",
+        "serving/test_dflash_reference.py::test_committed_recurrent_state_equals_a_fresh_prefill",
+        # Blocks of any width with copies; features of requests; streams; gRPC
+        "worker/test_copies_engine.py::test_repeats_are_copied_and_the_text_stays",
+        *(
+            f"serving/test_requests.py::test_the_answer_is_plain_decodings[random_widths_hybrid-{case}]"
+            for case in ("nothing special", "json schema", "custom processor with state")
+        ),
+        "serving/test_streams.py::test_a_stream_is_plain_decodings[random_widths_hybrid-/v1/chat/completions]",
+        "launch/test_entries.py::test_grpc",
+        # A draft window in a ring; released memory
+        "worker/test_draft_window.py::test_a_window_drafts_as_the_reference",
+        "serving/test_sleep.py::test_after_a_resume_nothing_stale_is_read",
+        # Kernels
+        "ops/test_triton.py::test_a_vector_with_a_stride_is_refused",
+        "ops/test_triton.py::test_a_destination_that_is_one_row_short_is_refused",
+        "states/test_exact_kernels.py::test_a_misaligned_row_ends_the_step",
+    )
+)
 OF_KERNELS = ("tests/ops", "tests/states", "tests/support", "tests/rehearsal", "tests/fixtures/cards")
 PASSED = Record(Path(__file__).parents[1] / ".cache/kernels.jsonl", "sglang_dflash", *OF_KERNELS)
 
@@ -61,18 +92,46 @@ def lasting_fixtures(item: Any) -> set[str]:
     return found
 
 
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("engine") is not None or item.path.name in KERNELS
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    used = {item: lasting_fixtures(item) for item in items}
-    groups: list[set[str]] = []
-    for fixtures in filter(None, used.values()):
-        shared = [group for group in groups if group & fixtures]
-        groups = [*(group for group in groups if group not in shared), fixtures.union(*shared)]
-    name_of = {fixture: min(group) for group in groups for fixture in group}
+    """Mark what ``make test`` leaves out, before pytest selects by markers."""
     for item in items:
-        alone = item.nodeid if item.get_closest_marker("engine") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(name_of[min(used[item])] if used[item] else alone))
-    items.sort(key=lambda item: item.get_closest_marker("engine") is None and item.path.name not in KERNELS)
+        if is_long(item) and not item.nodeid.startswith(SHORT):
+            item.add_marker("extended")
+
+
+class Groups:
+    """The selected tests in groups, whose order is that of the run."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        used = {item: lasting_fixtures(item) for item in items}
+        groups: list[set[str]] = []
+        for fixtures in filter(None, used.values()):
+            shared = [group for group in groups if group & fixtures]
+            groups = [*(group for group in groups if group not in shared), fixtures.union(*shared)]
+        name_of = {fixture: min(group) for group in groups for fixture in group}
+        group_of = dict[pytest.Item, str]()
+        for item in items:
+            alone = item.nodeid if is_long(item) else item.nodeid.partition("::")[0]
+            group_of[item] = name_of[min(used[item])] if used[item] else alone
+        sizes = Counter(group_of[item] for item in items if item.get_closest_marker("engine"))
+        largest = max(sizes, key=sizes.__getitem__, default=None)
+        quick = [item for item in items if not is_long(item)]
+        first = {group_of[item] for item in quick[: len(quick) // 2]}
+        # The largest, quick files, other long ones, quick files
+        items.sort(key=lambda item: group_of[item] != largest and (1 if group_of[item] in first else 3 - is_long(item)))
+        if getattr(config.option, "loadgroup", False):  # of a worker; the mark of pytest-xdist precedes the selection
+            for item in items:
+                item._nodeid = f"{item.nodeid}@{group_of[item]}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Groups())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -83,6 +142,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" and report.passed and Path(report.location[0]).name in KERNELS:
         PASSED.add(report.nodeid.partition("@")[0], round(report.duration, 1))  # without pytest-xdist's group
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Name the servers that ended to a test that fails; of one that it shares it sees a refused connection."""
+    if call.excinfo is not None and call.excinfo.errisinstance(Exception):
+        for server in ended():
+            call.excinfo.value.add_note(server.describe_end())
+    return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -133,7 +201,10 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
     folder = tmp_path_factory.mktemp("dflash")
-    flags, plugin = ("--enable-metrics", "--decode-log-interval", "1"), with_plugin(folder, "faults", "headers")
+    flags, plugin = (
+        ("--enable-metrics", "--decode-log-interval", "1"),
+        with_plugin(folder, "faults", "headers", "memory"),
+    )
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
@@ -177,7 +248,7 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
     It ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("windowed")
-    environment = {**with_plugin(folder, "drafts"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    environment = {**with_plugin(folder, "drafts", "memory"), "PYTHONPATH": path_with("plugin", "memory_saver")}
     environment = with_refusals(environment)
     with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
         yield server
@@ -188,7 +259,7 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 def copies_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The same without a drafter."""
     folder = tmp_path_factory.mktemp("copies")
-    plugin = with_plugin(folder, "history", "headers")
+    plugin = with_plugin(folder, "history", "headers", "memory")
     with dflash_server("tiny-hybrid", folder, *RANDOM_WIDTHS, base=FEATURES, drafter=None, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0

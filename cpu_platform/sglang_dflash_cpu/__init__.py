@@ -29,7 +29,7 @@ def install() -> None:
     from sglang_dflash_cpu.layers import conv, dense, step_ops
 
     choices = step_ops.leading_tokens, step_ops.likeliest_tokens, step_ops.walk_candidates
-    for function in (step_ops.match_copies, step_ops.offer_copies, *choices, dense.linear, conv.gdn_convolve):
+    for function in (step_ops.match_copies, step_ops.take_copies, *choices, dense.linear, conv.gdn_convolve):
         replace_on_host(function.__name__, function)
     register_attention()
     replacements.install()

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from sglang_dflash.check.memory import state_bytes, target_kv_per_token
-from sglang_dflash.drafter.config import quantization
+from sglang_dflash.drafter.quantisation import quantization
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.launch.sizes import state_bytes, target_kv_per_token
 from sglang_dflash_cpu.layers import ATTENTION_BACKEND
 from sglang_dflash_cpu.threads import environment_defaults
 
@@ -148,19 +148,17 @@ def check_before_model(cfg: Any, known: list[str]) -> None:
 
 
 def check_pair(model_config: Any, cfg: Any) -> None:
-    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mamba2_config, mambaish_config
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config, mambaish_config
     from sglang.srt.configs.model_config import AttentionArch
 
     name = ", ".join(model_config.hf_config.architectures or ["unnamed"])
     attention = model_config.attention_arch
     is_other = attention not in (AttentionArch.MHA, AttentionArch.MLA)
-    served = hybrid_gdn_config(model_config) or mamba2_config(model_config)
-    other_recurrence = mambaish_config(model_config) is not None and served is None
+    other_recurrence = mambaish_config(model_config) is not None and hybrid_gdn_config(model_config) is None
     scheme = cfg.quantization or quantization(model_config.hf_config.to_dict())
-    drafter_scheme = None if cfg.speculative_draft_model_path is None else cfg.speculative_draft_model_quantization
     _refuse(
         (is_other, f"{name} uses {attention.name} attention", _GPU),
-        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net and Mamba2", _GPU),
+        (other_recurrence, f"{name} has recurrent layers other than gated-delta-net", _GPU),
         (model_config.is_encoder_decoder, f"{name} is an encoder-decoder model", _GPU),
         (
             scheme not in _PLAIN,
@@ -171,11 +169,6 @@ def check_pair(model_config: Any, cfg: Any) -> None:
             cfg.kv_cache_dtype not in _KV_DTYPES,
             f"--kv-cache-dtype {cfg.kv_cache_dtype} on a CPU is none of {', '.join(_KV_DTYPES)}",
             "leave it out: the KV cache then has the model's dtype",
-        ),
-        (
-            drafter_scheme not in _PLAIN,
-            f"--speculative-draft-model-quantization {drafter_scheme} on a CPU is not supported",
-            "leave it out: a quantised drafter is dequantised when it is loaded",
         ),
     )
 
@@ -250,7 +243,7 @@ def pool_defaults(
     """
     tokens, states = running * min(context, TOKENS_PER_REQUEST), running * STATES_PER_REQUEST
     token_bytes = sum(target_kv_per_token(config, kv_bytes=dtype_bytes, tp_size=1))
-    state = state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1).slot
+    state = sum(state_bytes(config, recurrent_bytes=4, conv_bytes=dtype_bytes, tp_size=1)[:2])
     defaults = {}
     if tokens * token_bytes <= memory * SMALL_PART:
         defaults["max_total_tokens"] = tokens

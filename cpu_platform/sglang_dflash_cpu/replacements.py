@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dflash_cpu import threads
-from sglang_dflash_cpu.layers import ATTENTION_BACKEND, conv, dense, gdn, mamba2, pools, step_ops
+from sglang_dflash_cpu.layers import ATTENTION_BACKEND, conv, dense, gdn, pools, step_ops
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ _PROJECTIONS = "sglang.kernels.ops.attention.triton_gdn_fused_proj."
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton."
 _GATING = "sglang.kernels.ops.attention.linear."
 _DELTA_RULE = "sglang.kernels.ops.attention.fla."
-_DECODE = _DELTA_RULE + "fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode"
 _VERIFY = _GATING + "fused_sigmoid_gating_recurrent.fused_sigmoid_gating_delta_rule_update"
+_DECODE = _DELTA_RULE + "fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode"
 _STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _ELEMENTWISE = "sglang.kernels.ops.elementwise.elementwise."
 
@@ -173,12 +173,9 @@ TABLE: tuple[Replacement, ...] = (
     Replacement(_GATING + "fused_gdn_gating.fused_gdn_gating", gdn.decay_and_strength),
     Replacement(_DELTA_RULE + "chunk.chunk_gated_delta_rule", gdn.prefill),  # also refuses fp32
     Replacement(_DECODE, gdn.decode),
-    Replacement(_VERIFY, gdn.verify),
+    Replacement(_VERIFY, gdn.verify),  # of SGLang's own worker
     Replacement(_DELTA_RULE + "fused_norm_gate.rms_norm_gated", dense.rms_norm_gated),  # Qwen3-Next
     Replacement(_DELTA_RULE + "layernorm_gated.layernorm_fn", dense.layernorm_gated),  # Qwen3.5
-    # Triton: Mamba-2
-    Replacement("sglang.kernels.ops.mamba.triton_ops.ssu_dispatch.selective_state_update", mamba2.update),
-    Replacement("sglang.kernels.ops.mamba.triton_ops.ssd_combined.mamba_chunk_scan_combined", mamba2.prefill),
     # Refuses other rotary embeddings than DeepSeek's in MLA layers
     Replacement("sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper", _rope_of_any_kind),
     # Triton: snapshots for the prefix cache; states of accepted tokens, or their convolution windows
@@ -199,9 +196,15 @@ OF_MODELS: tuple[Replacement, ...] = (
 
 
 def install() -> None:
-    """Register every row of ``TABLE``, once per process, and disable ``pin_memory`` and ``record_stream``."""
+    """Register every row of ``TABLE``, once per process; make torch behave as its CPU build does.
+
+    Disable ``pin_memory`` and ``record_stream``. A CUDA build names CUDA as the accelerator of a machine without a GPU,
+    so ``torch.get_device_module()`` would return ``torch.cuda``, which looks for a driver.
+    """
     Tensor.pin_memory = _pin_memory  # type: ignore[method-assign, assignment]
     Tensor.record_stream = _record_stream  # type: ignore[method-assign, assignment]
+    torch._C._accelerator_getAccelerator = _no_accelerator  # type: ignore[assignment]
+    torch.get_device_module.cache_clear()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for row in TABLE:
@@ -219,17 +222,12 @@ def missing_hooks() -> list[str]:
 
 def complete_models() -> None:
     """Complete SGLang's models in a scheduler, which has imported them."""
-    from sglang.srt.layers.attention.mamba import mamba
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
     for row in OF_MODELS:
         module, _, name = row.path.rpartition(".")
         setattr(import_module(module), name, row.function)
-    # Mamba2's layers bind a convolution on GPUs alone
-    for suffix in ("", "_triton"):
-        setattr(mamba, f"causal_conv1d_fn{suffix}", conv.prefill)
-        setattr(mamba, f"causal_conv1d_update{suffix}", conv.update)
     # MLA is always absorbed: the K/V pool then holds what attention reads
     AttentionBackendRegistry.register(ATTENTION_BACKEND, lambda attention, batch: AttnForwardMethod.MLA)
 
@@ -239,4 +237,8 @@ def _pin_memory(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _record_stream(tensor: Tensor, stream: Any) -> None:
+    return None
+
+
+def _no_accelerator() -> None:
     return None

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from sglang_dflash.check.memory import SMALL_CHUNK, MemoryTable, divide, highest_fraction, prefill_chunk, sizing_of
+from sglang_dflash.check.memory import SMALL_CHUNK, highest_fraction, predict, prefill_chunk, static_fraction
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE, TOKENS_PER_REQUEST
-from sglang_dflash.launch.settings import SLOTS, Settings, flag_of
+from sglang_dflash.launch.plan import decide
+from sglang_dflash.launch.settings import SLOTS, flag_of
 
 WINDOW = 2048  # tokens
 _CLEAR_GAIN = 1.1  # times as many requests
@@ -42,17 +43,17 @@ class Advice:
         return cls(flag, pools.running, pools.tokens, pools.prefixes, price, gpus)
 
 
-def more_requests(launch: Launch, memory: MemoryTable) -> list[Advice]:
+def more_requests(launch: Launch, served: Pools) -> list[Advice]:
     """Return the mildest value of each flag that lets all requests run, or else the most.
 
     If no request fits, also the flags of a card that is nearly full of weights, and the number of GPUs that is enough.
     """
-    served, advice = memory.served, list[Advice]()
+    advice = list[Advice]()
     wanted = served.sizing.max_running
     if served.running >= wanted:
         return advice
-    for name, values in _changes(launch.settings, memory):
-        tried = [_pools(launch.changed(**{name: value}), memory) for value in values]
+    for name, values in _changes(launch, served):
+        tried = [_pools(launch.changed(**{name: value})) for value in values]
         if name == _RATIO:  # K/V for one full context must remain
             tried = [*takewhile(lambda pools: pools.tokens >= min(pools.sizing.context, served.tokens), tried)]
         running = [pools.requests_of(TOKENS_PER_REQUEST) for pools in tried]
@@ -61,17 +62,17 @@ def more_requests(launch: Launch, memory: MemoryTable) -> list[Advice]:
             flag = f"{flag_of(name)} {values[index]}"
             advice.append(Advice.of(flag, best, _PRICES.get(name, "")))
     if not served.running:
-        advice += [*_together(launch, memory), *_on_more_gpus(launch, memory)]
+        advice += [*_together(launch, served), *_on_more_gpus(launch, served)]
     return advice
 
 
-def _together(launch: Launch, memory: MemoryTable) -> Iterator[Advice]:
+def _together(launch: Launch, served: Pools) -> Iterator[Advice]:
     """Yield the flags of SGLang's cookbook for Qwen3.8-27B on an RTX 5090, with others until a long answer fits."""
     changes: dict[str, Any] = {"chunked_prefill_size": min(SMALL_CHUNK, prefill_chunk(launch))}
     tried = list[tuple[dict[str, Any], Pools]]()
-    for added in _rounding(launch, memory):
+    for added in _rounding(launch, served):
         changes |= added
-        tried += [_most(changes, launch, memory)]
+        tried += [_most(changes, launch, served)]
         if tried[-1][1].requests_of(TOKENS_PER_REQUEST):
             break
     best, pools = max(tried, key=lambda each: each[1].tokens)
@@ -81,40 +82,40 @@ def _together(launch: Launch, memory: MemoryTable) -> Iterator[Advice]:
         yield Advice.of(flags, pools, ", ".join(["short chunks", *prices]))
 
 
-def _rounding(launch: Launch, memory: MemoryTable) -> Iterator[dict[str, Any]]:
-    is_hybrid = memory.served.state.slot > 0
+def _rounding(launch: Launch, served: Pools) -> Iterator[dict[str, Any]]:
+    is_hybrid = served.sizing.state > 0
     yield {"mamba_ssm_dtype": "bfloat16"} if is_hybrid and launch.settings.mamba_ssm_dtype is None else {}
-    if is_hybrid and memory.served.sizing.slots_per_request == SLOTS["extra_buffer"]:
+    if is_hybrid and served.sizing.slots_per_request == SLOTS["extra_buffer"]:
         yield {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
     if launch.settings.kv_cache_dtype == "auto" and (launch.device.capability or (0, 0)) >= _HAS_FP8:
         yield {"kv_cache_dtype": "fp8_e4m3"}
 
 
-def _most(changes: dict[str, Any], launch: Launch, memory: MemoryTable) -> tuple[dict[str, Any], Pools]:
+def _most(changes: dict[str, Any], launch: Launch, served: Pools) -> tuple[dict[str, Any], Pools]:
     """Return the number of requests with which most long answers fit, and the fraction of memory for it."""
     tried = list[tuple[dict[str, Any], Pools]]()
-    for running in range(1, min(_FEW, memory.served.sizing.max_running) + 1):
+    for running in range(1, min(_FEW, served.sizing.max_running) + 1):
         most = {"max_running_requests": running * launch.settings.groups}
         highest = highest_fraction(launch.changed(**changes, **most))
-        flags = {"mem_fraction_static": max(highest, memory.fraction), **changes, **most}
-        tried.append((flags, _pools(launch.changed(**flags), memory)))
+        flags = {"mem_fraction_static": max(highest, static_fraction(launch)), **changes, **most}
+        tried.append((flags, _pools(launch.changed(**flags))))
     return max(tried, key=lambda each: each[1].requests_of(TOKENS_PER_REQUEST))
 
 
-def _on_more_gpus(launch: Launch, memory: MemoryTable) -> Iterator[Advice]:
+def _on_more_gpus(launch: Launch, served: Pools) -> Iterator[Advice]:
     for gpus in (2, 4, 8):
         if gpus > launch.settings.tp_size:
-            pools = _pools(launch.changed(tp_size=gpus), memory)
+            pools = _pools(launch.changed(tp_size=gpus))
             if pools.running:
                 yield Advice.of(f"--tp-size {gpus}", pools, f"{gpus} GPUs", gpus)
                 return
 
 
-def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Sequence[Any]]]:
+def _changes(launch: Launch, served: Pools) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield fields of the settings, each with values in order of harm."""
-    served, sizing = memory.served, memory.served.sizing
-    hybrid, wanted = served.state.slot > 0, sizing.max_running
-    percents = range(round(memory.fraction * 100) + 1, round(memory.highest * 100) + 1)
+    settings, sizing = launch.settings, served.sizing
+    hybrid, wanted = sizing.state > 0, sizing.max_running
+    percents = range(round(static_fraction(launch) * 100) + 1, round(highest_fraction(launch) * 100) + 1)
     if percents:
         yield "mem_fraction_static", [percent / 100 for percent in percents]
     ratio = settings.mamba_full_memory_ratio or STATE_SHARE
@@ -135,6 +136,5 @@ def _changes(settings: Settings, memory: MemoryTable) -> Iterator[tuple[str, Seq
         yield "speculative_num_draft_tokens", [sizing.block // 2]
 
 
-def _pools(launch: Launch, memory: MemoryTable) -> Pools:
-    static = int((launch.device.memory or 0) * (launch.settings.mem_fraction_static or memory.fraction))
-    return divide(sizing_of(launch), static)[0]
+def _pools(launch: Launch) -> Pools:
+    return predict(launch, decide(launch))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.check.machine import find_gpu
@@ -28,7 +25,8 @@ PARTS = {
     "FlashInfer": "flashinfer-python",
     "sgl-kernel": "sglang-kernel",
 }
-TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}
+TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}  # on CPUs
+ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/results/gpu.md
 
 
 class Builtin(DFlashError):
@@ -36,16 +34,9 @@ class Builtin(DFlashError):
 
 
 @dataclass(frozen=True)
-class Part:
-    name: str
-    installed: str | None
-    tested: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Installation:
     device: Device
-    parts: list[Part]
+    versions: dict[str, str | None]
     problem: DFlashError | None
     patched: Sequence[str] = ()  # of SGLang, in this process
 
@@ -57,16 +48,22 @@ class Installation:
 
     @property
     def untested(self) -> list[str]:
-        gpu = [self.device.name] if self.device.kind == "gpu" else []
-        installed = ((part, part.installed.partition("+")[0]) for part in self.parts if part.installed)
-        return gpu + [f"{part.name} {part.installed}" for part, release in installed if release not in part.tested]
+        found = self.versions | ({"device": self.device.name} if self.device.kind == "gpu" else {"CUDA": None})
+        new = {
+            name: each
+            for name, each in found.items()
+            if each and each.partition("+")[0] not in (*TESTED.get(name, ()), ON_A_GPU.get(name))
+        }
+        return [each if name == "device" else f"{name} {each}" for name, each in new.items()]
 
     def as_json(self) -> dict[str, Any]:
-        error = self.problem
-        problem = error and {"value": error.problem, "fix": error.remedy}
-        about = {"worker": self.worker, "device": asdict(self.device), "untested": self.untested}
-        about |= {"folder": __path__[0], "plugins": _other_plugins(), "patched": self.patched}
-        return {"problem": problem, **about, "versions": {part.name: asdict(part) for part in self.parts}}
+        problem = self.problem and {"value": self.problem.problem, "fix": self.problem.remedy}
+        found = {"problem": problem, "worker": self.worker, "device": asdict(self.device), "untested": self.untested}
+        return (
+            found
+            | {"folder": __path__[0], "plugins": _other_plugins(), "versions": self.versions}
+            | {"patched": self.patched}
+        )
 
     def lines(self, *, verbose: bool = False) -> Iterator[str]:
         if self.problem is None:
@@ -74,14 +71,14 @@ class Installation:
         else:
             yield f"sglang-dflash {__version__} does not serve DFLASH here: {self.problem.problem}."
             yield f"Fix: {self.problem.remedy}."
+        found = self.as_json()
         if self.untested:
             yield f"Untested: {', '.join(self.untested)}."
         memory = f", {size(self.device.memory)}" if self.device.memory else ""
-        facts = {"worker": self.worker, "device": f"{self.device.name}{memory}"}
-        facts |= {part.name: part.installed or "none" for part in self.parts}
-        facts |= {"folder": __path__[0], "plugins": "; ".join(_other_plugins()) or "none"}
+        facts = {"worker": self.worker, "device": f"{self.device.name}{memory}", **self.versions}
+        facts |= {"folder": found["folder"], "plugins": "; ".join(found["plugins"])}
         yield ""
-        yield from (f"{name:12}{value}" for name, value in facts.items())
+        yield from (f"{name:12}{value or 'none'}" for name, value in facts.items())
         if verbose:
             yield "\nPatched in SGLang here; a scheduler adds what its plan needs (enter.py: tables)"
             yield from self.patched
@@ -96,8 +93,8 @@ def examine() -> Installation:
     try:
         device, patched = _serving_device()
     except DFlashError as problem:
-        return Installation(find_gpu() or CPU, list(_parts()), problem)
-    return Installation(device, list(_parts()), None, patched)
+        return Installation(find_gpu() or CPU, _versions(), problem)
+    return Installation(device, _versions(), None, patched)
 
 
 def _serving_device() -> tuple[Device, list[str]]:
@@ -133,24 +130,8 @@ def _serving_device() -> tuple[Device, list[str]]:
     return device, installed()
 
 
-def _parts() -> Iterator[Part]:
-    for name, package in PARTS.items():
-        yield Part(name, installed_version(package), TESTED.get(name, ()))
+def _versions() -> dict[str, str | None]:
     torch = sys.modules.get("torch")
-    yield Part("CUDA", torch.version.cuda if torch else None)
-
-
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List what is patched in SGLang.")] = False,
-) -> None:
-    """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
-
-    Load SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
-    not (the first line gives the reason).
-
-    Example: sglang-dflash doctor
-    """
-    report = examine()
-    typer.echo(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines(verbose=verbose)))
-    raise typer.Exit(1 if report.problem else 0)
+    return {name: installed_version(package) for name, package in PARTS.items()} | {
+        "CUDA": torch.version.cuda if torch else None
+    }

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
-from sglang_dflash.check.memory import highest_fraction
-from sglang_dflash.errors import DFlashError, Finding, error, first_true, note, warn
-from sglang_dflash.launch.asked import OUR_BACKEND, Launch
-from sglang_dflash.launch.division import size
+from sglang_dflash.errors import DFlashError, Finding, note
+from sglang_dflash.launch.asked import OUR_BACKEND
 from sglang_dflash.launch.published import AUTO, drafter_of
-from sglang_dflash.launch.settings import READ, Settings, flag_of
-from sglang_dflash.launch.states import flashinfer_states
+from sglang_dflash.launch.settings import Settings, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
 _MISSPELT = 0.9  # similarity of a misspelt flag; less proves nothing
 _ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
-_LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
 _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_cache"}  # read for other reasons
+# neither memory nor kernels, in addition to SGLang's groups `Serving` and `Observability`
+_SILENT = {"download_dir", "load_format", "max_queued_requests", "random_seed", "schedule_policy", "sleep_on_idle"}
+_SILENT |= {"speculative_algorithm", "speculative_draft_load_format", "trust_remote_code", "watchdog_timeout"}
+_WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}  # SGLang sets both for DFLASH
+_PATH = ("/", "./", "../", "~")
 
 
 class _Parser(ArgumentParser):
@@ -45,19 +47,27 @@ def sglang_parser() -> ArgumentParser:
     return parser
 
 
-def pair_arguments(target: str, drafter: str | None) -> dict[str, str]:
-    pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
-    return {name: value for name, value in pair.items() if value is not None}
+def merged(flags: Sequence[str]) -> list[str]:
+    """Return the flags behind those of a ``--config`` file, as SGLang merges them; DFlashError for a bad file."""
+    if "--config" not in flags:
+        return list(flags)
+    from sglang_dflash.upstream.flags import ConfigArgumentMerger, yaml
+
+    try:
+        return [*ConfigArgumentMerger(sglang_parser()).merge_config_with_args(list(flags))]
+    except (ValueError, OSError, yaml.YAMLError) as refused:
+        raise DFlashError(f"--config: {refused}", remedy="name a YAML file of server flags") from None
 
 
-def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Settings, list[str]]:
-    """Return the settings, and the given flags that are not read or only in part.
+def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> tuple[Settings, list[str]]:
+    """Return the settings, and the names of the arguments that differ from their defaults.
 
     Raises:
-        DFlashError: an invalid flag, value or word, another pair or algorithm, or ``auto`` without a published drafter.
+        DFlashError: an invalid flag, value or word, another pair or algorithm, no target, a folder that does not exist,
+            or ``auto`` without a known drafter.
     """
-    pair = pair_arguments(target, drafter)
-    own = [f"{flag_of(name)}={value}" for name, value in pair.items()]
+    pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
+    own = [f"{flag_of(name)}={value}" for name, value in pair.items() if value is not None]
     parser = sglang_parser()
     args, unknown = parser.parse_known_args([*own, *flags])
     if unknown:
@@ -67,28 +77,40 @@ def parse(flags: Sequence[str], *, target: str, drafter: str | None) -> tuple[Se
             parser.error(f"{flag_of(name)}: expected one argument")
     for name, value in pair.items():
         given, flag = getattr(args, name), flag_of(name)
-        if given != value and (given.upper() != value or value != "DFLASH"):
-            contradicts = f"{flag} {given} contradicts {value}, the pair that is checked"
-            raise DFlashError(contradicts, remedy=f"leave {flag} out")
+        if value is not None and given != value and (given.upper() != value or value != "DFLASH"):
+            raise DFlashError(f"{flag} {given} contradicts {value}, which is checked", remedy=f"leave {flag} out")
+    for path in (args.model_path, args.speculative_draft_model_path or ""):
+        if path.startswith(_PATH) and not os.path.isdir(path):
+            raise DFlashError(f"there is no folder {path}", remedy="correct the path")
     if args.speculative_draft_model_path == AUTO:
-        args.speculative_draft_model_path = drafter_of(target)
-    read = READ - _COUNTED_IN_PART | pair.keys()
+        args.speculative_draft_model_path = drafter_of(args.model_path)
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-    return Settings(args), [flag_of(name) for name in changed if name not in read]
+    return Settings(args), [name for name in changed if name not in pair]
 
 
-def check_unread(unread: Sequence[str]) -> Iterator[Finding]:
-    if unread:
+def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
+    """Yield a note that names the given arguments that ``check`` has not read, if they can matter."""
+    from sglang_dflash.upstream.flags import Observability, Serving
+
+    read = settings.read - _COUNTED_IN_PART | _SILENT | Serving.__annotations__.keys()
+    read |= Observability.__annotations__.keys()
+    unread = [name for name in given if name not in read]
+    if none := [flag_of(name) for name in unread if name in _WITHOUT_EFFECT]:
+        yield note(f"{' and '.join(none)} {'have' if len(none) > 1 else 'has'} no effect with DFLASH", about="flags")
+    if counted := [flag_of(name) for name in unread if name not in _WITHOUT_EFFECT]:
         yield note(
-            f"{' '.join(unread)} (some flags change memory, kernels or parallelism)",
+            f"{' '.join(counted)}: flags that can change memory or kernels, which this check does not count",
             remedy="read the memory that the server logs at its start",
             about="flags not counted",
         )
 
 
-def _refuse_unknown(word: str, known: list[str]) -> None:
+def _refuse_unknown(word: str, known: list[str]) -> NoReturn:
     if not word.startswith("-"):
-        raise DFlashError(f"the word {word!r} belongs to no flag", remedy="leave it out, or put its flag before it")
+        raise DFlashError(
+            f"the word {word!r} belongs to no flag",
+            remedy="leave it out, or put its flag before it; the models come first",
+        )
     name = word.partition("=")[0]
     matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
     similar = next(iter(matches), None)
@@ -96,87 +118,3 @@ def _refuse_unknown(word: str, known: list[str]) -> None:
         f"SGLang {TESTED_SGLANG} has no flag {name}",
         remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
     )
-
-
-def check_linear_backends(launch: Launch, cuda: str | None) -> Iterator[Finding]:
-    """Yield what SGLang would refuse of FlashInfer's linear attention on Blackwell. ``cuda`` is torch's."""
-    settings, device = launch.settings, launch.device
-    flag, dtype = flashinfer_states(launch), settings.mamba_ssm_dtype
-    if flag is not None and dtype != "bfloat16":
-        level, given = (note, "") if dtype is None else (error, f", and --mamba-ssm-dtype is {dtype}")
-        yield level(
-            f"{flag} flashinfer on {device.name} needs recurrent states in bfloat16{given}",
-            remedy=f"set --mamba-ssm-dtype bfloat16, or {flag} triton" if given else "none needed: the server sets it",
-            about="recurrent state's dtype",
-        )
-    prefill = settings.linear_attn_prefill_backend or settings.linear_attn_backend
-    served = cuda if device.is_local else None  # another machine may have another torch
-    if device.is_blackwell and prefill == "flashinfer" and (served is None or int(served.partition(".")[0]) < 13):
-        level, has = (warn, "the server's torch is unknown") if served is None else (error, f"torch has CUDA {served}")
-        yield level(
-            f"FlashInfer's linear prefill on this GPU needs CUDA 13, and {has}",
-            remedy="install such a torch, or set --linear-attn-prefill-backend triton",
-            about="torch's CUDA",
-        )
-
-
-# stored quantisation -> other valid --quantization (SGLang's ``ModelConfig._verify_quantization``)
-_READ_AS = {
-    "modelopt": {"modelopt_fp4", "modelopt_fp8", "modelopt_mixed", "petit_nvfp4"},
-    "fp8": {"modelopt_fp4", "nvfp4_online"},
-    "compressed-tensors": {"w8a8_int8", "w8a8_fp8", "auto-round-int8"},
-    "awq": {"awq_marlin", "moe_wna16"},
-    "gptq": {"gptq_marlin", "moe_wna16"},
-    "mxfp8": {"minimax_m3_nvfp4"},
-}
-_REQUANTISES = {"quark_mxfp4"}
-
-
-def check_refused(launch: Launch) -> Iterator[Finding]:
-    """Yield what SGLang itself refuses at a start."""
-    settings = launch.settings
-    tokens, block = settings.speculative_num_draft_tokens, settings.speculative_dflash_block_size
-    window = settings.speculative_draft_window_size
-    sizes = f"--speculative-num-draft-tokens {tokens} and --speculative-dflash-block-size {block} differ"
-    refused = {
-        sizes: None not in (tokens, block) and tokens != block,
-        f"--speculative-draft-window-size {window} is less than the block size {launch.block}": (window or launch.block)
-        < launch.block,
-        f"--pp-size {settings.pp_size}: DFLASH has no pipeline stages": settings.pp_size > 1,
-    }
-    if found := first_true(refused):
-        yield error(found, remedy="change what is named", about="refused by SGLang")
-
-
-def check_flags(launch: Launch) -> Iterator[Finding]:
-    settings, device, stored = launch.settings, launch.device, launch.quantisation_method
-    flag = (settings.quantization or "").replace("_tensors", "-tensors")
-    if device.kind == "cpu" and (scheme := flag or stored):
-        yield error(
-            f"the target is quantised with {scheme}, and no CPU serves that",
-            remedy="name the GPU to check (--gpu), or serve the unquantised target here",
-            about="quantisation",
-        )
-    elif flag and stored and flag not in {stored, *_READ_AS.get(stored, ()), *_REQUANTISES}:
-        yield error(
-            f"--quantization {flag}, and the target is quantised with {stored}",
-            remedy="leave --quantization out",
-            about="quantisation",
-        )
-    if settings.enable_torch_compile and launch.kind is None and launch.drafter.selector_top_k:
-        yield warn(
-            "--enable-torch-compile with a DFlash2 drafter: users report that the capture of CUDA graphs fails",
-            remedy="leave --enable-torch-compile out",
-            about="torch.compile",
-        )
-    fraction = settings.mem_fraction_static or 0
-    highest = highest_fraction(launch)
-    least = (1 - highest) * (1 if device.is_unified else _LEAST_LEFT)
-    if device.memory and 1 - fraction < least:
-        kind = "unified memory, which the host's programs share" if device.is_unified else "device memory"
-        left = size(int(device.memory * (1 - fraction))) or "nothing"
-        yield warn(
-            f"--mem-fraction-static {fraction} of {kind}: {left} remains for graphs and activations",
-            remedy=f"set --mem-fraction-static {highest}",
-            about="memory fraction",
-        )

@@ -15,6 +15,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MAX_GIB = 1 << 20
 _SECONDS = 60
+_AMD = ("mi", "radeon", "instinct")  # how names begin
 _DRIVER = Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")  # NVIDIA on Linux and in WSL, AMD
 _ASK_TORCH = """
 import json, sys
@@ -74,9 +75,10 @@ def gpu_named(name: str) -> Device:
     ends = {key: device for key, device in GPUS.items() if wanted and _ends(key, device, wanted)}
     found = exact or [*ends.values()]
     if len(found) != 1:
-        value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else 'is no GPU that is known here'}"
-        remedy = f"name one of {', '.join(GPUS)}; add --memory-gib for another size"
-        raise DFlashError(value, remedy=remedy)
+        amd = wanted.removeprefix("amd").startswith(_AMD)
+        unknown = "is AMD's, where SGLang's own worker serves DFLASH" if amd else "is no GPU that is known here"
+        value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else unknown}"
+        raise DFlashError(value, remedy=f"name one of {', '.join(GPUS)}; add --memory-gib for another size")
     return found[0]
 
 
@@ -102,6 +104,6 @@ def asked_about(
     if memory_gib is None:
         return named or find_gpu(base_gpu_id) or (UNKNOWN_GPU if device else CPU)
     if not 0 < memory_gib < _MAX_GIB:
-        raise DFlashError(f"--memory-gib {memory_gib} is outside 0 to {_MAX_GIB}", remedy="correct it")
-    name = f"a {gpu or ('CPU' if named else 'GPU (sm_90 assumed)')} with {memory_gib:g} GiB"
+        raise DFlashError(f"--memory-gib {memory_gib}", remedy=f"name a size up to {_MAX_GIB}")
+    name = f"{named.name if named else 'a GPU (sm_90 assumed)'} with {memory_gib:g} GiB"
     return replace(named or GPUS["h100"], name=name, memory=int(memory_gib * GIB))

@@ -10,46 +10,32 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_dflash.launch.division import STATE_SHARE, TokenPools, history_columns, state_slots, window_tokens
+from sglang_dflash.launch.division import (
+    SLIDING_SHARE,
+    STATE_SHARE,
+    TokenPools,
+    history_columns,
+    state_slots,
+    window_tokens,
+)
 from sglang_dflash.launch.plan import DraftWindow
 
 
 @dataclass(frozen=True)
-class RequestState:
-    """Recurrent state of one request, bytes."""
-
-    slot: int = 0
-    scratch: int = 0  # of a verify
-    records: int = 0  # part of the scratch
-
-
-@dataclass(frozen=True)
-class Sliding:
-    """K/V of a target's sliding layers, in a pool of their own."""
-
-    kv: int  # bytes per token
-    window: int  # tokens before a query
-    share: float  # tokens per token of the full layers
-    cap: int | None = None  # tokens for all requests, in place of the share
-
-
-@dataclass(frozen=True)
 class Sizing:
-    """What one rank stores, in bytes per unit, and its limits.
-
-    ``kept``: a verify stores the state after every token; ``replayed``: what every token writes.
-    """
+    """What one rank stores, in bytes per unit, and its limits."""
 
     target_weights: int
     drafter_weights: int
     target_kv: int  # per token, without sliding layers that have their own pool
     draft_kv: int  # per token
-    kept: RequestState
-    replayed: RequestState
     block: int  # positions
     slots_per_request: int  # of recurrent states
     context: int  # of the longest request
     max_running: int  # requested
+    state: int = 0  # recurrent, of a request
+    scratch: int = 0  # of a request in a verify
+    records: int = 0  # part of the scratch that a replay reads
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
@@ -57,8 +43,10 @@ class Sizing:
     window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
-    replays: bool = False
-    sliding: Sliding | None = None
+    sliding_kv: int = 0  # per token of sliding layers in a pool of their own
+    sliding_window: int = 0  # tokens before a query
+    sliding_share: float = SLIDING_SHARE  # tokens per token of the full layers
+    sliding_cap: int | None = None  # tokens for all requests, in place of the share
     indices: int = 0  # bytes per request with which graphs list its K/V slots, outside static memory
 
     @property
@@ -67,7 +55,7 @@ class Sizing:
 
     @property
     def per_token(self) -> float:
-        share = self.sliding.share * self.sliding.kv if self.sliding is not None and self.sliding.cap is None else 0
+        share = self.sliding_share * self.sliding_kv if self.sliding_cap is None else 0
         return self.target_kv + share + (self.draft_kv if self.window is None else 0)
 
     def window_slots(self, running: int) -> int:
@@ -79,15 +67,11 @@ class Pools:
     """Predicted pools of one rank in SGLang's units, without padding."""
 
     sizing: Sizing
-    replay: bool
+    static_bytes: int  # for weights and pools; 0 if unknown
     tokens: int  # 0 if memory does not hold one request
     state_slots: int
     running: int
     sliding_tokens: int = 0
-
-    @property
-    def state(self) -> RequestState:
-        return self.sizing.replayed if self.replay else self.sizing.kept
 
     @property
     def held(self) -> int:
@@ -103,7 +87,7 @@ class Pools:
     def units(self) -> dict[str, tuple[int, int, str]]:
         """Number, bytes and name of the units of each pool, padding included."""
         sizing, rows, kv = self.sizing, self.held + 1, self.tokens + self.sizing.page if self.tokens else 0
-        sliding = (0, 0) if sizing.sliding is None else (self.sliding_tokens + sizing.page, sizing.sliding.kv)
+        sliding = self.sliding_tokens + sizing.page if sizing.sliding_kv else 0
         draft_kv = kv
         if kv and sizing.window is not None:
             draft_kv = sizing.window_slots(self.running) + (sizing.page if sizing.in_transfer is None else 0)
@@ -111,24 +95,24 @@ class Pools:
             "target_weights": (1, sizing.target_weights, "rank"),
             "drafter_weights": (1, sizing.drafter_weights, "rank"),
             "target_kv": (kv, sizing.target_kv, "token"),
-            "sliding_kv": (*sliding, "token"),
+            "sliding_kv": (sliding, sizing.sliding_kv, "token"),
             "draft_kv": (draft_kv, sizing.draft_kv, "token"),
-            "states": (self.state_slots + 1, self.state.slot, "state"),
-            "scratch": (rows, self.state.scratch, "request"),
+            "states": (self.state_slots + 1, self.sizing.state, "state"),
+            "scratch": (rows, self.sizing.scratch, "request"),
             "history": (rows, self.history, "request"),
         }
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes of whole pools, as in ``memory_bytes`` of ``/server_info``."""
+        """Bytes of whole pools."""
         return {pool: number * each for pool, (number, each, _) in self.units.items()}
 
     @property
     def kv(self) -> TokenPools:
         sizing = self.sizing
-        if sizing.sliding is None:
+        if not sizing.sliding_kv:
             return TokenPools(self.tokens)
-        window = window_tokens(sizing.sliding.window, sizing.block, sizing.page)
+        window = window_tokens(sizing.sliding_window, sizing.block, sizing.page)
         return TokenPools(self.tokens, self.sliding_tokens, window)
 
     def requests_of(self, tokens: int) -> int:
@@ -141,73 +125,69 @@ class Pools:
         SGLang counts one more slot per running request (``MambaComponent.prepare_for_caching_req``).
         """
         slots = self.sizing.slots_per_request
-        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.state.slot else 0
+        return max(0, self.state_slots - self.running * (slots - 1)) if slots > 1 and self.sizing.state else 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of one conversation, while no other request runs."""
+        return min(self.sizing.context, self.kv.per_request(1)[0])
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
         """What prevents one more request. States and scratch share a budget: the larger of the two."""
         if self.running >= self.sizing.max_running:
             return "--max-running-requests"
-        if not self.state.slot or self.held < self.state_slots // self.sizing.slots_per_request:
+        if not self.sizing.state or self.held < self.state_slots // self.sizing.slots_per_request:
             return "tokens of K/V"
-        rows = self.sizing.max_running if self.replay else self.running
-        scratch, states = rows * self.state.scratch, self.state_slots * self.state.slot
+        scratch, states = self.sizing.max_running * self.sizing.scratch, self.state_slots * self.sizing.state
         return "verify scratch" if scratch > states else "recurrent states"
 
 
-def fit(sizing: Sizing, static_bytes: float, *, replay: bool = False) -> Pools:
+def fit(sizing: Sizing, static_bytes: float) -> Pools:
     """Divide ``static_bytes`` as SGLang does; 0 requests if one does not fit."""
-    state, rest = sizing.replayed if replay else sizing.kept, static_bytes - sizing.weights
-    slots, running = 0, sizing.max_running
-    if state.slot:
-        slots, running, rest = (_fit_replayed if replay else _fit_kept)(sizing, state, rest)
+    rest, slots, running = static_bytes - sizing.weights, 0, sizing.max_running
+    if sizing.state:
+        slots, running, rest = _fit_states(sizing, rest)
     tokens, sliding = _fit_tokens(sizing, rest - sizing.window_slots(running) * sizing.draft_kv)
     running = min(running, tokens // 2)
-    if state.slot:  # a decoding server has at least one per row
+    if sizing.state:  # a decoding server has at least one per row
         slots = max(slots, running + (sizing.in_transfer or 0))
-    return Pools(sizing, replay, tokens if running else 0, slots, running, sliding if running else 0)
+    return Pools(sizing, int(static_bytes), tokens if running else 0, slots, running, sliding if running else 0)
 
 
 def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
     """Tokens of both K/V pools (``HybridSWAPoolConfigurator``). SGLang refuses a sliding pool of less than a window."""
-    sliding, page, most = sizing.sliding, sizing.page, sizing.max_tokens or math.inf
-    if sliding is not None and sliding.cap is not None:
-        rest -= sliding.cap * sliding.kv
+    cap, page, most = sizing.sliding_cap, sizing.page, sizing.max_tokens or math.inf
+    rest -= (cap or 0) * sizing.sliding_kv
     tokens = int(max(0, min(rest // max(1, sizing.per_token), most))) // page * page
-    if sliding is None:
+    if not sizing.sliding_kv:
         return tokens, 0
-    own = int(tokens * sliding.share) // page * page if sliding.cap is None else int(min(sliding.cap, most))
-    return (tokens, own) if own > sliding.window + page else (0, 0)
+    own = int(tokens * sizing.sliding_share) // page * page if cap is None else int(min(cap, most))
+    return (tokens, own) if own > sizing.sliding_window + page else (0, 0)
 
 
-def _fit_kept(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """State slots, running requests, and the bytes left for K/V.
+def _fit_states(sizing: Sizing, rest: float) -> tuple[int, int, float]:
+    """Return state slots, running requests, and the bytes left for K/V.
 
-    SGLang budgets a whole slot per block position.
+    SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them.
     """
-    slots, block = sizing.max_states, sizing.block if state.scratch else 0
-    if slots is None:
-        budget = max(0.0, rest) * sizing.state_share / (1 + sizing.state_share) - state.slot * (1 + block)
-        slots = max(0, int(budget // (state.slot * (1 + block / sizing.slots_per_request))))
-    running = min(sizing.max_running, slots // sizing.slots_per_request)
-    return slots, running, rest - state.slot * ((running + 1) * block + slots + 1)
-
-
-def _fit_replayed(sizing: Sizing, state: RequestState, rest: float) -> tuple[int, int, float]:
-    """SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them."""
     rows = sizing.max_running + 1
-    rest -= rows * (state.scratch - state.records) + (sizing.in_transfer or 0) * state.scratch
-    records, slots = rows * state.records, sizing.max_states
+    rest -= rows * (sizing.scratch - sizing.records) + (sizing.in_transfer or 0) * sizing.scratch
+    records, slots = rows * sizing.records, sizing.max_states
     if slots is None:
         slots = state_slots(
             rest,
             ratio=sizing.state_share,
             records=records,
-            slot=state.slot,
+            slot=sizing.state,
             per_request=sizing.slots_per_request,
-            requests=sizing.max_running,
+            requests=sizing.max_running if sizing.scratch else 0,  # SGLang alone divides a prefill server's memory
             token=sizing.per_token,
             context=sizing.context,
             window=0 if sizing.window is None else sizing.window.slots(sizing.context) * sizing.draft_kv,
         )
-    return slots, min(sizing.max_running, slots // sizing.slots_per_request), rest - records - state.slot * (slots + 1)
+    return (
+        slots,
+        min(sizing.max_running, slots // sizing.slots_per_request),
+        rest - records - sizing.state * (slots + 1),
+    )

@@ -8,19 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import torch
-
 from sglang_dflash.check.advice import Advice, more_requests
-from sglang_dflash.check.flags import check_flags, check_linear_backends, check_refused
-from sglang_dflash.check.memory import MemoryTable, expected_memory, unknown_size
+from sglang_dflash.check.memory import check_fraction, is_weighed, predict, static_fraction, uncounted, unknown_size
 from sglang_dflash.check.pools import Pools
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, error, ok, warn
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST, size
 from sglang_dflash.launch.pair_rules import ITS_DRAFTER
 from sglang_dflash.launch.plan import ServingPlan, decide
-from sglang_dflash.launch.published import published_drafters
+from sglang_dflash.launch.published import card_of_target
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 
@@ -37,8 +34,10 @@ _LEVELS = {"error": "error", "warn": "warning", "note": "note"}
 class Report:
     findings: list[Finding]
     plan: ServingPlan | None = None
-    memory: MemoryTable | None = None
+    memory: Pools | None = None
     advice: Sequence[Advice] = ()
+    replicas: int = 1  # servers behind one address
+    command: str = ""  # that starts a server, without proposed flags
 
     @property
     def counts(self) -> Counter[str]:
@@ -50,15 +49,24 @@ class Report:
 
     @property
     def proposed(self) -> Advice | None:
-        """What lets most requests run on this GPU, if none fits without it and nothing else is wrong."""
-        here = [each for each in self.advice if each.gpus == 1]
-        only_memory = all(finding.about == _RUNNING for finding in self.findings if finding.level == "error")
-        return max(here, key=attrgetter("running"), default=None) if self.counts["error"] and only_memory else None
+        """What lets most requests run on this GPU, if none fits without it."""
+        if self.memory is None or not self.memory.static_bytes or self.memory.running:
+            return None
+        return max((each for each in self.advice if each.gpus == 1), key=attrgetter("running"), default=None)
+
+    @property
+    def start(self) -> str | None:
+        """The command that starts a server, with proposed flags; None after an error."""
+        if self.counts["error"]:
+            return None
+        return f"{self.command} {self.proposed.flag}" if self.proposed else self.command
 
     @property
     def verdict(self) -> str:
         errors, memory = self.counts["error"], self.memory
-        if memory is not None and memory.static_bytes and not memory.served.running:
+        if self.proposed and not errors:
+            return f"FITS WITH FLAGS: {_requests(self.proposed.running)}"
+        if memory is not None and memory.static_bytes and not memory.running:
             return "DOES NOT FIT"
         if errors:
             return f"REFUSED: {errors} error{'s' if errors > 1 else ''}"
@@ -66,25 +74,28 @@ class Report:
             return "SGLANG'S OWN WORKER SERVES"
         if memory is None or not memory.static_bytes:
             return "COMPATIBLE: memory unknown"
+        each = f" on each of {self.replicas} replicas" if self.replicas > 1 else ""
         if any(finding.about == _LENGTH and finding.level == "warn" for finding in self.findings):
-            return f"SHORT OF K/V: {_lengths(memory.served)}"
-        return f"FITS: {memory.served.running} of {memory.served.sizing.max_running} requests at once"
+            return f"SHORT OF K/V: {_lengths(memory)}{each}"
+        return f"FITS: {memory.running} of {memory.sizing.max_running} requests at once{each}"
 
     def as_json(self) -> dict[str, Any]:
         memory = self.memory and {
-            **asdict(self.memory),
-            "served": _pools_json(self.memory.served),
-            "other": self.memory.other and _pools_json(self.memory.other),
+            "static_bytes": self.memory.static_bytes,
+            "served": _pools_json(self.memory),
             "advice": [asdict(each) for each in self.advice],
         }
         return {
+            "verdict": self.verdict,
+            "command": self.start,
+            "proposed": self.proposed and self.proposed.flag,
             "findings": [asdict(finding) for finding in self.findings],
             "plan": self.plan and self.plan.describe(),
             "memory": memory,
             "exit_code": self.exit_code,
         }
 
-    def lines(self, title: str, command: str, *, verbose: bool) -> Iterator[str]:
+    def lines(self, title: str, *, verbose: bool) -> Iterator[str]:
         yield f"{title:{TITLE}} {self.verdict}"
         yield from self._summary()
         for finding in self.findings:
@@ -92,29 +103,28 @@ class Report:
                 yield from self._finding(finding, verbose)
         found = [f"{n} {name}{'s' if n > 1 else ''}" for level, name in _LEVELS.items() if (n := self.counts[level])]
         yield "\n" + ", ".join([f"{self.counts['ok']} checks passed (-v lists them)", *found]) + "."
-        if not self.counts["error"] or self.proposed:
-            yield f"Start: {command}{f' {self.proposed.flag}' if self.proposed else ''}"
+        if self.start:
+            yield f"Start: {self.start}"
         for heading, rows in self._tables() if verbose else ():
             yield f"\n{heading}"
             for name, value in rows:
-                yield f"{name:<{_NAME}}{', '.join(map(str, value)) if isinstance(value, list) else value}"
+                yield f"{name:<{_NAME}} {', '.join(map(str, value)) if isinstance(value, list) else value}"
 
     def _summary(self) -> Iterator[str]:
         plan, memory = self.plan, self.memory
         if plan is not None:
             parts = [f"block {plan.block}", "fixed width" if plan.widths is None else "adaptive width"]
             parts += ["copied blocks" if plan.copies else "no copies"]
-            if memory is not None and memory.other is not None:
-                parts += ["states replayed" if plan.replay else "states kept"]
             yield f"  {', '.join(parts)}"
-        if memory is not None and memory.served.tokens:
-            pools = memory.served
+        if memory is not None and memory.tokens:
+            pools = memory
             each, limit = pools.kv.per_request(pools.running)
             lengths = f"; {_lengths(pools)}" if pools.requests_of(TOKENS_PER_REQUEST) < pools.running else ""
             sliding = f", {pools.sliding_tokens:,} in sliding layers" if pools.sliding_tokens else ""
             ended = f", limited by {limit}" if sliding else ""
-            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths})"]
-            if pools.state.slot and pools.sizing.slots_per_request > 1:
+            conversation = f"; one conversation of {pools.longest:,} tokens"
+            parts = [f"K/V {pools.tokens:,} tokens{sliding} ({each:,} per request{ended}{lengths}{conversation})"]
+            if pools.sizing.state and pools.sizing.slots_per_request > 1:
                 parts += [f"{pools.prefixes:,} cached prefixes"]
             yield f"  {', '.join(parts)}"
 
@@ -126,16 +136,15 @@ class Report:
         if advises:
             for each in self.advice:
                 flag = each.flag if len(each.flag) <= _FLAG else f"{each.flag}\n{'':{_FLAG + 6}}"
-                requests = f"{each.running:>4,} request{'s' if each.running > 1 else ' '}"
-                yield f"      {flag:{_FLAG}} {requests} {each.tokens:>11,} tokens   {each.price}".rstrip()
+                row = f"{flag:{_FLAG}} {_requests(each.running):>13} {each.tokens:>11,} tokens   {each.price}"
+                yield f"      {row}".rstrip()
 
     def _tables(self) -> Iterator[tuple[str, Iterable[tuple[str, object]]]]:
-        yield "Passed", [(finding.about, finding.value) for finding in self.findings if finding.level == "ok"]
+        yield "Passed", [(each.about, each.value) for each in self.findings if each.level == "ok" and each.value]
         if self.plan is not None:
-            yield "Plan", self.plan.describe().items()
+            yield "Plan", [(name, value) for name, value in self.plan.describe().items() if value not in (None, "null")]
         if self.memory is not None:
-            static = f", {size(self.memory.static_bytes)} static" if self.memory.static_bytes else ""
-            yield f"Memory of one rank ({self.memory.device}{static})", _memory_rows(self.memory.served)
+            yield f"Memory of one rank, {size(self.memory.static_bytes) or 'unknown'} static", _memory_rows(self.memory)
 
 
 def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
@@ -150,35 +159,49 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
-    return asdict(pools) | {"bytes": pools.bytes, "capped_by": pools.capped_by, "prefixes": pools.prefixes}
+    return asdict(pools) | {
+        "bytes": pools.bytes,
+        "capped_by": pools.capped_by,
+        "prefixes": pools.prefixes,
+        "longest": pools.longest,
+    }
+
+
+def _requests(number: int) -> str:
+    return f"{number:,} request{'s' if number > 1 else ''}"
 
 
 def preflight(settings: Settings, device: Device) -> Report:
     """Apply the rules of a start, decide the plan, and divide the memory. A refusal ends the report."""
     launch, findings = Launch.of(settings, device), list[Finding]()
+    about = "target"
     try:
+        _ = launch.target_files.published
+        about = "drafter"
+        _ = launch.has_drafter and launch.drafter_files.published
+        about = "configuration"
         findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
         if _goes_on(findings):
-            findings += [
-                *check_refused(launch),
-                *check_linear_backends(launch, torch.version.cuda),
-                *check_flags(launch),
-            ]
-        if _goes_on(findings):
-            findings += judge(launch, LATE)
+            findings += [*_check_stages(settings), *judge(launch, LATE)]
     except DFlashError as refused:
-        return Report([*findings, Finding.of(refused, "configuration")])
+        return Report([*findings, Finding.of(refused, about)])
     if not _goes_on(findings):
         return Report([*map(_left, findings)])
     plan = decide(launch)
     if unknown := unknown_size(launch):
         return Report([*findings, unknown], plan)
     try:
-        memory = expected_memory(launch)
+        memory = predict(launch, plan)
     except DFlashError as refused:  # SGLang may have better sizes
         return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
-    findings += _sizes(launch, memory)
-    return Report(findings, plan, memory, more_requests(launch, memory))
+    advice = more_requests(launch, memory)
+    findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
+    return Report(findings, plan, memory, advice, settings.replicas)
+
+
+def _check_stages(settings: Settings) -> Iterator[Finding]:
+    if settings.pp_size > 1:
+        yield error("DFLASH needs one pipeline stage", remedy="leave --pp-size out", about="pipeline stages")
 
 
 def _goes_on(findings: Iterable[Finding]) -> bool:
@@ -197,44 +220,46 @@ def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
     wrong = [finding for finding in findings if finding.level == "error" and finding.remedy == ITS_DRAFTER]
     if not wrong:
         return list(findings)
-    drafter = published_drafters().get(target)
-    remedy = f"{ITS_DRAFTER}{f': {drafter}' if drafter else ''}"
+    card = card_of_target(target)
+    remedy = f"{ITS_DRAFTER}: {card['drafter']}" if card else ITS_DRAFTER
     cause = "the drafter was trained for another target: " if len(wrong) > 1 else ""
     value = cause + "; ".join(finding.value for finding in wrong)
     joined = error(value, remedy=remedy, about=wrong[0].about if not cause else "pair")
     return [joined, *(finding for finding in findings if finding not in wrong)]
 
 
-def _sizes(launch: Launch, memory: MemoryTable) -> Iterator[Finding]:
-    if not memory.static_bytes:
+def _sizes(launch: Launch, pools: Pools, advice: Sequence[Advice]) -> Iterator[Finding]:
+    if not pools.static_bytes:
         yield ok("no GPU here; use --gpu or --memory-gib to check another machine", about=_RUNNING)
         return
     smaller = "a smaller target" if launch.settings.quantization or launch.quantisation_method else "a quantised target"
-    weights, static = memory.served.sizing.weights, memory.static_bytes
-    if memory.weighed and weights < static:
+    weights, static = pools.sizing.weights, pools.static_bytes
+    if is_weighed(launch) and weights < static:
         yield ok(f"{size(weights)} of {size(static)}", about="weights")
-    is_estimate = not memory.weighed or weights < static
-    yield replace(_running(launch.settings, memory, smaller), about=_RUNNING, estimated=is_estimate)
-    yield replace(_tokens(memory.served, smaller), about=_LENGTH, estimated=True)
+    is_estimate = not is_weighed(launch) or weights < static
+    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING, estimated=is_estimate)
+    yield replace(_tokens(pools, smaller), about=_LENGTH, estimated=True)
 
 
-def _running(settings: Settings, memory: MemoryTable, smaller: str) -> Finding:
-    served, wanted = memory.served, memory.served.sizing.max_running
-    if served.running >= wanted:
-        return ok(f"{wanted} at once, with {served.tokens:,} tokens of K/V in total")
-    if served.running == 0:
-        slots, share = served.sizing.slots_per_request, f"their share holds {served.state_slots}"
-        few = f"; one request takes {slots} recurrent states, {share}" if 0 < served.state_slots < slots else ""
-        room = f"{size(memory.static_bytes)} ({memory.fraction} of the device)"
-        return error(
-            f"no request fits: the weights of one rank take {size(served.sizing.weights)} of {room}{few}",
+def _running(launch: Launch, pools: Pools, advice: Sequence[Advice], smaller: str) -> Finding:
+    sizing, wanted = pools.sizing, pools.sizing.max_running
+    if pools.running >= wanted:
+        return ok(f"{wanted} at once, with {pools.tokens:,} tokens of K/V in total")
+    if pools.running == 0:
+        parts = [f"the weights of one rank take {size(sizing.weights)} of {size(pools.static_bytes)} "
+                 f"({static_fraction(launch)} of the device)"]  # fmt: skip
+        if sizing.state:
+            parts += [f"recurrent states of one request {size(sizing.slots_per_request * sizing.state)}"]
+            parts += [f"verify buffers of {_requests(wanted)} {size((wanted + 1) * sizing.scratch)}"]
+        level = warn if any(each.gpus == 1 for each in advice) else error
+        return level(
+            f"no request fits: {', '.join(parts if sizing.weights < pools.static_bytes else parts[:1])}",
             remedy=f"add flags of a line below, or serve {smaller}",
         )
-    level = warn if settings.max_running_requests else note  # otherwise the number is SGLang's default
-    return level(
-        f"{served.running} of {wanted} requests (--max-running-requests) fit at once, with {served.tokens:,} tokens of "
-        f"K/V in total; the limit: {served.capped_by}",
-        remedy="use more or larger GPUs, or accept the smaller number",
+    return warn(
+        f"{pools.running} of {wanted} requests (--max-running-requests) fit at once, with {pools.tokens:,} tokens of "
+        f"K/V in total; the limit: {pools.capped_by}",
+        remedy=f"set --max-running-requests {pools.running}, or use more or larger GPUs",
     )
 
 
@@ -245,7 +270,8 @@ def _tokens(pools: Pools, smaller: str) -> Finding:
     each, limit = pools.kv.per_request(pools.running)
     wider = "raise --swa-full-tokens-ratio, " if "sliding" in limit else ""
     return warn(
-        f"{each:,} tokens of {limit} per request: {_lengths(pools)}",
+        f"with {_requests(pools.running)} each gets {each:,} tokens of {limit}, and a request that finds none is "
+        f"retracted and prefilled again; {_lengths(pools)} fit",
         remedy=f"{wider}set --max-running-requests {long}, or use more GPUs (--tp-size) or {smaller}",
     )
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,17 +25,17 @@ from huggingface_hub import constants, errors
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sglang_dflash.drafter.dequantise import MODELOPT, set_aside
 from sglang_dflash.drafter.formats import plain_form
+from sglang_dflash.drafter.quantisation import MODELOPT, declared
 from sglang_dflash.errors import DFlashError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 MASK_EMBEDDING = "mask_embedding.pt"
-TOKENIZER, TOKENIZER_CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER = "tokenizer.json"
 MAX_BYTES = 64 << 20  # bytes
 
-_READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER, TOKENIZER_CONFIG, TEMPLATE]
+_READ = [CONFIG, INDEX, MODELOPT, MASK_EMBEDDING, TOKENIZER]
 _WEIGHTS = ".safetensors"
 _LINKED = (_WEIGHTS, ".json", ".jinja", ".txt", ".model", MASK_EMBEDDING)
 _BITS = re.compile(r"[A-Z]+([0-9]+)")  # in a dtype's name; BOOL has none
@@ -67,14 +67,10 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub.
-
-    ``dequantise``: whether :attr:`config` describes plain layers for quantised weights.
-    """
+    """A model by local path or hub id; ``revision`` is a branch, tag or commit on the hub."""
 
     name: str
     revision: str | None = None
-    dequantise: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -83,8 +79,7 @@ class ModelFiles:
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.json`` in the plain form; errors as in :func:`plain_form`."""
-        config = dict(plain_form(self.published))
-        return set_aside(config, self.json(MODELOPT)) if self.dequantise else config
+        return dict(plain_form(self.published))
 
     @cached_property
     def published(self) -> dict[str, Any]:
@@ -93,6 +88,11 @@ class ModelFiles:
         if config is None:
             raise self._not_found()
         return config
+
+    @cached_property
+    def quantisation(self) -> Mapping[str, Any] | None:
+        """As the files declare it, or None."""
+        return declared(self.published, self.json(MODELOPT))
 
     @cached_property
     def folder(self) -> Path:
@@ -148,22 +148,6 @@ class ModelFiles:
     def index(self) -> dict[str, Any] | None:
         file = self.folder / INDEX
         return read_object(file) if file.is_file() else None
-
-    def stored(self, name: str, rows: Sequence[int] | None = None) -> Tensor | None:
-        """Return a tensor or some of its rows, or None. ``name`` is the end of its name, after a dot."""
-        for file in _weight_files(self.folder):
-            with (
-                suppress(SafetensorError, OSError),
-                safe_open(file, framework="pt") as tensors,
-            ):  # the loader reports it
-                for key in tensors.keys():  # noqa: SIM118
-                    if f".{key}".endswith(f".{name}"):
-                        part = tensors.get_slice(key)
-                        if rows is None:
-                            return part[:]
-                        if rows and max(rows) < part.get_shape()[0]:
-                            return torch.cat([part[row : row + 1] for row in rows])
-        return None
 
     def _headers(self) -> dict[str, TensorHeader]:
         files = _weight_files(self.folder)
@@ -221,9 +205,7 @@ def plain_view(files: ModelFiles) -> Path | None:
     if not files.is_local:
         patterns = [f"*{suffix}" for suffix in _LINKED]
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
-    # SGLang would build quantised layers from it
-    replaced = {CONFIG, MODELOPT} if files.dequantise else {CONFIG}
-    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name not in replaced)
+    others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name != CONFIG)
     linked = sorted(file for file in others if file.is_file())
     # other content gets another folder, as a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]

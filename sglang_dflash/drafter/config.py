@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.dequantise import STORED, Quantised, parse, quantization
 from sglang_dflash.drafter.formats import (
     FULL,
     SLIDING,
@@ -24,9 +23,10 @@ from sglang_dflash.drafter.formats import (
     require,
     text_config,
 )
-from sglang_dflash.errors import DFlashError, first_problem
+from sglang_dflash.drafter.quantisation import quantization
+from sglang_dflash.errors import DFlashError
 
-__all__ = ["DrafterConfig", "load_config", "quantization", "text_config"]
+__all__ = ["DrafterConfig", "load_config", "text_config"]
 
 # sizes in a file are multiplied and allocated
 _MAX_LAYERS = 1024
@@ -52,8 +52,8 @@ class DrafterConfig(BaseModel):
         selector_rank, selector_top_k: columns of the codebooks of DFlash2's selector, and candidates per position.
         draft_vocab_size: token ids that it drafts from, marked in its tensor ``t2d``.
         copies_vocabulary: whether it holds copies of the target's embedding and LM head, which are not loaded.
-        stored: quantisation of a checkpoint whose weights are dequantised.
-        quantization: method of a checkpoint that SGLang's quantised layers load.
+        quantization: method of a quantised checkpoint, which SGLang's quantised layers load.
+        plain_modules: modules that such a checkpoint stores unquantised.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -93,8 +93,8 @@ class DrafterConfig(BaseModel):
     draft_vocab_size: _Count | None = None
     copies_vocabulary: bool = False
     dtype: str | None = None
-    stored: InstanceOf[Quantised] | None = None
     quantization: str | None = None
+    plain_modules: frozenset[str] = frozenset()
 
     @property
     def causal(self) -> tuple[bool, ...]:
@@ -142,12 +142,13 @@ class DrafterConfig(BaseModel):
                 f"unsupported drafter type: {kind}", remedy="serve it on a GPU, where SGLang's own worker supports it"
             )
         keys = flat(config)
-        joined = _joined(keys) | {"quantization": quantization(config)}
+        joined = _joined(keys) | {"quantization": quantization(config), "plain_modules": frozenset()}
         try:
             found = cls.model_validate(joined)
         except ValidationError as error:
-            key, expected = first_problem(error)
-            require(False, key, joined.get(key), expected)
+            first = error.errors(include_url=False, include_context=False)[0]
+            key, expected = str(first["loc"][0]), first["msg"].removeprefix("Input should be ")
+            require(False, key, joined.get(key), "as trained" if first["type"] == "missing" else expected)
             raise
         _check_together(found, keys, selects="DFlash2" in str(architecture(config)))
         return found
@@ -171,9 +172,6 @@ def _joined(keys: Mapping[str, Any]) -> dict[str, Any]:
         require(False, "layer_types", None, "one type per layer, as use_sliding_window is true")
     if not (isinstance(types, list) and SLIDING in types):
         joined.pop("sliding_window", None)
-    stored = keys.get(STORED)
-    require(stored is None or isinstance(stored, Mapping), STORED, stored, "an object")
-    joined["stored"] = None if stored is None else parse(stored)
     return joined | _rope(keys)
 
 

@@ -4,22 +4,25 @@ badly."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sglang_dflash.drafter.checkpoint import TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 
+PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 # checkpoint module -> (fused module, shard)
 _FUSED: dict[str, tuple[str, str | int]] = {
     **{f"{shard}_proj": ("qkv_proj", shard) for shard in "qkv"},
     **{"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)},
 }
-_WHOLE = ("base_kernel", "predecessor_codebook", "successor_codebook", "t2d")  # never quantised
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_PLAIN = {"weight", "bias"}  # parts of an unquantised layer
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TARGET_TO_DRAFT, DRAFT_TO_TARGET = "t2d", "d2t"
 
@@ -90,54 +93,96 @@ def copied_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def plain_modules(headers: Mapping[str, TensorHeader]) -> frozenset[str]:
+    """Return the modules that a checkpoint stores unquantised: with a floating-point weight, and at most a bias."""
+    parts = defaultdict[str, set[str]](set)
+    for name, header in headers.items():
+        module, _, part = name.removeprefix("model.").rpartition(".")
+        parts[module].add(part if header.empty().dtype in _FLOATS else "quantised")
+    return frozenset(name for name, found in parts.items() if found <= _PLAIN)
+
+
 class LoadReport:
-    def __init__(self, config: DrafterConfig) -> None:
-        self._expected, self._copied, self._stored = expected_shapes(config), copied_shapes(config), config.stored
-        # SGLang's quantised layers: only module names are compared
-        self._quantised = config.quantization is not None
-        self._keys, self._loaded = set(map(self._key, self._expected)), set[str]()
+    """What of a drafter's checkpoint fits its configuration and, when it is loaded, the model.
+
+    Args:
+        parameters: names of the model's parameters. They state the tensors of a quantised layer, of which headers alone
+            show only that there are any.
+    """
+
+    def __init__(self, config: DrafterConfig, parameters: Iterable[str] = ()) -> None:
+        expected, self._copied = expected_shapes(config), copied_shapes(config)
+        self._expected: dict[str, tuple[int, ...] | None] = dict(expected)
+        self._quantised, names = set[str](), list(parameters)
+        weights = {name for name, shape in expected.items() if len(shape) == 2 and name.endswith(".weight")}
+        matrices = {name.removesuffix(".weight") for name in weights} if config.quantization else set()
+        for module in matrices - config.plain_modules:
+            built = destination(f"{module}.")[0]
+            parts = {name.removeprefix(built) for name in names if name.startswith(built)}
+            if names and parts <= _PLAIN:
+                continue  # a list of ignored layers names it
+            self._quantised.add(module)
+            del self._expected[f"{module}.weight"]
+            for name in [f"{module}.{part}" for part in parts] or [module]:
+                self._expected.setdefault(name)
+        self._parts = defaultdict[str, set[str]](set)
+        self._loaded = set[str]()
         self._unexpected: list[str] = []
-        self._misshaped: list[str] = []
+        self.misshaped: list[str] = []
 
     def place(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str | int | None, Tensor]]:
-        """Yield the tensors to load: parameter, shard, plain tensor. Record the others."""
-        weights = ((name.removeprefix("model."), tensor) for name, tensor in weights)
-        if self._stored is not None:
-            weights = self._stored.plain(weights, self._expected, self._misshaped)
+        """Yield the tensors to load: parameter, shard, tensor. Record the others."""
         for name, tensor in weights:
-            if name.endswith("rotary_emb.inv_freq") or not self._accepts(name, tuple(tensor.shape)):
-                continue
-            if not self._quantised and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
-                # quantised values without a declared scale
-                self._misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation")
-                continue
-            yield *destination(name), tensor
+            name = name.removeprefix("model.")
+            if not name.endswith("rotary_emb.inv_freq") and self._accepts(name, tensor):
+                yield *destination(name), tensor
 
     def check(self, *, complete: bool) -> None:
         """Raise a DFlashError that names every unexpected, mis-shaped and, if ``complete``, missing tensor."""
-        missing = sorted(self._keys - self._loaded) if complete else []
-        found = {"missing": missing, "unexpected": self._unexpected, "mis-shaped": self._misshaped}
+        missing = self._expected.keys() - self._loaded if complete else ()
+        found = {"missing": missing, "unexpected": self._unexpected, "mis-shaped": self.misshaped}
+        found["without a scale"] = [name for name in self._quantised if self._parts[name] == {"weight"}]
         problems = [f"{what}: {', '.join(sorted(names))}" for what, names in found.items() if names]
+        problems += self._unequal() if complete else ()
         if problems:
+            lists = ", in which a list of ignored layers names those that are stored plain" if self._quantised else ""
             raise DFlashError(
                 f"the drafter's tensors do not fit its config.json ({'; '.join(problems)})",
-                remedy="use its own config.json, or SGLANG_DFLASH=builtin for another type of drafter",
+                remedy=f"use its own config.json{lists}, or SGLANG_DFLASH=builtin for another type of drafter",
             )
 
-    def _accepts(self, name: str, shape: tuple[int, ...]) -> bool:
-        key, known = self._key(name), self._copied.get(name) or self._expected.get(name)
-        if name not in self._copied and key not in self._keys:
-            self._unexpected.append(name)
-        elif known != shape and (name in self._copied or key == name or not self._quantised):
-            self._misshaped.append(f"{name} is {list(shape)}, not {list(known or ())}")
-        elif name not in self._copied:
+    def _unequal(self) -> Iterator[str]:
+        for fused, shards in PACKED.items():
+            for first in (name for name in self._parts if name.endswith(shards[0])):
+                parts = {shard: self._parts[first.removesuffix(shards[0]) + shard] for shard in shards}
+                if len({*map(frozenset, parts.values())}) > 1:
+                    stored = ", ".join(f"{shard} as {' and '.join(sorted(names))}" for shard, names in parts.items())
+                    yield f"one layer {fused} is stored in unlike ways: {stored}"
+
+    def _accepts(self, name: str, tensor: Tensor) -> bool:
+        module, _, part = name.rpartition(".")
+        shape, quantised = tuple(tensor.shape), module in self._quantised
+        key = module if quantised and module in self._expected else name
+        if name in self._copied:
+            known: tuple[int, ...] | None = self._copied[name]
+        elif key in self._expected:
+            known = self._expected[key]
             self._loaded.add(key)
+            self._parts[module].add(part)
+        else:
+            self._unexpected.append(name)
+            return False
+        if known is not None and known != shape:
+            self.misshaped.append(f"{name} is {list(shape)}, not {list(known)}")
+        elif name in self._copied:
+            return False
+        elif quantised and part == "weight" and tensor.dtype in _FLOATS:
+            self.misshaped.append(f"{name} is of {tensor.dtype}, in a quantised layer")
+        elif not quantised and name != TARGET_TO_DRAFT and tensor.dtype not in _FLOATS:
+            self.misshaped.append(f"{name} is of {tensor.dtype}, and config.json declares no quantisation of it")
+        else:
             return True
         return False
-
-    def _key(self, name: str) -> str:
-        module, _, kind = name.rpartition(".")
-        return module if self._quantised and kind not in _WHOLE else name
 
 
 def load_mask_embedding(file: Path | None, config: DrafterConfig) -> Tensor | None:

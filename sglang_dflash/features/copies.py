@@ -1,12 +1,12 @@
 """Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
 
-At the first difference between copy and drafts, one of them is offered; the host learns one step late which was right.
+A copy replaces the drafts from their first difference on, if the drafter's margin there is small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,8 +16,7 @@ from torch import Tensor
 from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
 from sglang_dflash.features.figures import COPIED_BLOCKS, COPIED_TOKENS, Figures
 from sglang_dflash.launch.division import history_columns
-from sglang_dflash.ops import match_copies, offer_copies
-from sglang_dflash.ops.reference.step import COPY_CELLS, MARGIN_EDGES, NO_DRAFT, offers_of
+from sglang_dflash.ops import match_copies, take_copies
 from sglang_dflash.width.policy import BUCKET
 
 if TYPE_CHECKING:
@@ -29,41 +28,14 @@ if TYPE_CHECKING:
 
 MIN_MATCH = 4  # shortest match that is copied
 MAX_MATCH = 16  # longest match that is distinguished
-EDGES_FOR_COPIES = 3  # without evidence, a copy replaces drafts of up to this many edges
-PRIOR, MEMORY = 0.3, 32  # score without evidence; results after which one has faded to 1/e
-# a right copy continues 1.5 times as far as a right draft (docs/results/copies.md)
-COPY_WAS_RIGHT, DRAFT_WAS_RIGHT = 1.0, -2 / 3
-
-
-class Evidence:
-    """Whether copies or drafts were right where they differed, by cell of ``ops.reference.step.offer_copies``."""
-
-    def __init__(self) -> None:
-        margins = [cell % (MARGIN_EDGES + 1) for cell in range(COPY_CELLS)]
-        self.scores = [PRIOR if edges <= EDGES_FOR_COPIES else -PRIOR for edges in margins]
-        self.results = 0
-
-    def count(self, cell: int, copy_was_right: bool) -> bool:
-        before = self.scores[cell]
-        self.scores[cell] += ((COPY_WAS_RIGHT if copy_was_right else DRAFT_WAS_RIGHT) - before) / MEMORY
-        self.results += 1
-        return (before > 0) != (self.scores[cell] > 0)
-
-    def as_dict(self) -> dict[str, Any]:
-        columns = MARGIN_EDGES + 1
-        rows = [self.scores[start : start + columns] for start in range(0, COPY_CELLS, columns)]
-        return {"results": self.results, "scores": [[round(score, 3) for score in row] for row in rows]}
-
-    def choices(self) -> Tensor:
-        """Return whether the copy is taken, bool [32] on the host."""
-        return torch.tensor([score > 0 for score in self.scores] + [True] * (NO_DRAFT + 1 - COPY_CELLS))
+MARGIN = 4.0  # logit lead from which on a draft is kept (docs/results/copies.md)
 
 
 class Copies(Feature):
     """Token histories of all requests, by row of the target's ``ReqToTokenPool``.
 
-    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; int64 ``found`` [rows, 4] the
-    newest matches and offers, as in ``ops.reference.step.match_copies``.
+    Column ``p`` of int32 ``history`` [rows, columns] holds the token at position ``p``; int64 ``found`` [rows, 2] the
+    newest match and where the copy begins, as in ``ops.reference.step``.
     """
 
     def __init__(self, target: ModelRunner, width: int, figures: Figures) -> None:
@@ -72,9 +44,7 @@ class Copies(Feature):
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         columns = history_columns(config.context_len, target.max_total_num_tokens, width)
         self.history = torch.zeros((rows, columns), dtype=torch.int32, device=device)
-        self.found = torch.zeros((rows, 4), dtype=torch.int64, device=device)
-        self.evidence = Evidence()
-        self._choices = self.evidence.choices().to(device)
+        self.found = torch.zeros((rows, 2), dtype=torch.int64, device=device)
         self._vocabulary, self._width = config.vocab_size, width
         self._matches: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
@@ -98,7 +68,7 @@ class Copies(Feature):
             return
         assert step.margins is not None, "the drafter returned no margins"
         rows, last = step.batch.req_pool_indices, step.batch.seq_lens
-        offer_copies(step.tokens, step.margins, self.history, self.found, rows, last, self._choices, least=MIN_MATCH)
+        take_copies(step.tokens, step.margins, self.history, self.found, rows, last, least=MIN_MATCH, margin=MARGIN)
 
     def commit(self, step: Step) -> None:
         batch, accepted = step.batch, step.accepted
@@ -108,35 +78,16 @@ class Copies(Feature):
         return step.batch.req_pool_indices_cpu.numpy().tolist(), host_copy(self.found)
 
     def read(self, finished: Finished, kept: tuple[list[int], Tensor]) -> None:
-        """Read a finished step's matches, and learn which side was right."""
-        (rows, found), lengths, copied, changes = kept, list[int](), 0, False
-        keys, offers = found[:, 0].tolist(), offers_of(found).tolist()
+        (rows, found), lengths, copied = kept, list[int](), 0
+        keys, places = found.T.tolist()
         for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
-            place, taken, cell, _, settled, _ = offers[row]
-            if finished.width > 1 and place:
-                if taken:
-                    if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
-                        lengths.append(known)
-                    # at the first difference only one can be right
-                    copied += max(0, accepted - place)
-                offered_was_right, other_was_right = accepted > place, accepted == place and settled
-                if cell != NO_DRAFT and (offered_was_right or other_was_right):
-                    changes |= self.evidence.count(cell, bool(taken) == offered_was_right)
+            if finished.width > 1 and places[row]:
+                if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
+                    lengths.append(known)
+                copied += max(0, accepted - places[row])
             self._matches[req] = (keys[row] >> 31) & 31
         self._figures.count(COPIED_BLOCKS, lengths)
         self._figures.add(COPIED_TOKENS, copied)
-        if changes:
-            self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
-
-    def info(self) -> dict[str, Any]:
-        return {"copy_choice": self.evidence.as_dict()}
-
-    def memory(self) -> dict[str, int]:
-        return {"history": self.history.nbytes}
-
-    def forget(self, role: str, version: str | None) -> None:
-        self.evidence = Evidence()
-        self._choices.copy_(self._pinned(self.evidence.choices()), non_blocking=True)
 
     def buckets(self, reqs: Sequence[Req]) -> Sequence[int]:
         return [self._matches.get(req, 0) // BUCKET for req in reqs]

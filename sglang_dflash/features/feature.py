@@ -46,10 +46,6 @@ class Feature:
         """Return this feature's part of ``/server_info``."""
         return {}
 
-    def memory(self) -> dict[str, int]:
-        """Return bytes by name that no pool of SGLang has."""
-        return {}
-
     def forget(self, role: str, version: str | None) -> None:
         """Forget what depends on the weights of ``role``, ``"target"`` or ``"draft"``, which were updated."""
 

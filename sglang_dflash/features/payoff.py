@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from time import monotonic
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,57 +24,46 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECENT = 1024  # blocks after which all counts are halved
-# between two warnings of one cause, and between two searches
-QUIET_SECONDS, CHECK_SECONDS = 3600.0, 60.0
-
-
-class RecentBlocks:
-    def __init__(self) -> None:
-        self.number = self.tokens = 0.0
-
-    @property
-    def accept_length(self) -> float | None:
-        return self.tokens / self.number if self.number else None
-
-    def count(self, step: Finished) -> None:
-        if step.width == 1:
-            return
-        buckets = step.buckets or [0] * len(step.requests)
-        for req, length, bucket in zip(step.requests, step.accept_lens, buckets, strict=True):
-            # with overlap, a finished request is launched once more
-            if req.finished_reason is None and not bucket:
-                self.number += 1
-                self.tokens += length
-        if self.number >= RECENT:
-            self.number, self.tokens = self.number / 2, self.tokens / 2
 
 
 class Payoff:
-    """Judges recent steps, and logs one warning per cause and hour while drafting does not pay.
+    """Judges recent blocks that copy nothing, and logs each change of the judgement.
 
     ``known`` causes hold for the whole server. ``pays`` is None before a judgement.
     """
 
-    def __init__(self, known: Mapping[str, str | None], clock: Callable[[], float] = monotonic) -> None:
-        self._recent, self._known, self._clock = RecentBlocks(), dict(known), clock
+    def __init__(self, known: Mapping[str, str | None]) -> None:
+        self._known, self._blocks, self._tokens = dict(known), 0.0, 0.0
         self.pays: bool | None = None
-        self._warned: dict[str, float] = {}
-        self._has_warned, self._next_check = False, 0.0
+        self._logged = True
+
+    @property
+    def accept_length(self) -> float | None:
+        return self._tokens / self._blocks if self._blocks else None
 
     def count(self, step: Finished, policy: WidthPolicy, not_finite: int) -> None:
-        self._recent.count(step)
+        if step.width > 1:
+            self._add(step)
         if not_finite:
             self._known[causes.NOT_FINITE] = f"{not_finite} positions"
         self.pays = self._judge(policy)
-        if self.pays is False and self._clock() >= self._next_check:
-            self._warn(policy)
-        elif self.pays and self._has_warned:
-            self._has_warned = False
-            logger.info("DFLASH: drafting pays again: %s", self._figures(policy))
+        if self.pays is not None and self.pays is not self._logged:
+            self._logged = self.pays
+            self._log(policy)
+
+    def _add(self, step: Finished) -> None:
+        for req, length, bucket in zip(step.requests, step.accept_lens, step.buckets or repeat(0), strict=False):
+            # with overlap, a finished request is launched once more
+            if req.finished_reason is None and not bucket:
+                self._blocks += 1
+                self._tokens += length
+        if self._blocks >= RECENT:
+            self._blocks, self._tokens = self._blocks / 2, self._tokens / 2
 
     def forget(self, stale: str | None) -> None:
         """Forget recent steps; ``stale`` is the evidence for a drafter older than its target."""
-        self._recent, self.pays, known = RecentBlocks(), None, self._known.pop(causes.STALE_DRAFTER, None)
+        self._blocks, self._tokens, self.pays = 0.0, 0.0, None
+        known = self._known.pop(causes.STALE_DRAFTER, None)
         if stale is not None:
             self._known[causes.STALE_DRAFTER] = stale
             if known is None:
@@ -82,10 +71,10 @@ class Payoff:
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return ``drafting`` of ``/server_info``."""
-        recent, prospect = self._recent, policy.prospect()
+        prospect = policy.prospect()
         return {
             "pays": self.pays,
-            "accept_length": recent.accept_length,
+            "accept_length": self.accept_length,
             "break_even": prospect.cost if prospect else causes.BREAK_EVEN,
             "judged_by": "costs" if prospect else "accept length",
             "known": self._known,
@@ -95,8 +84,8 @@ class Payoff:
     def _judge(self, policy: WidthPolicy) -> bool | None:
         if policy.can_pause:
             return policy.paused is None
-        length = self._recent.accept_length
-        if length is None or self._recent.number < causes.ENOUGH:
+        length = self.accept_length
+        if length is None or self._blocks < causes.ENOUGH:
             return None
         return length >= causes.BREAK_EVEN * (causes.RECOVERED if self.pays is False else 1)
 
@@ -108,22 +97,19 @@ class Payoff:
             found[causes.LOAD] = Cause(causes.LOAD)
         return [found[name] for name in causes.FIXES if name in found]
 
-    def _warn(self, policy: WidthPolicy) -> None:
-        now, (cause, *others) = self._clock(), self._causes(policy)
-        self._next_check = now + CHECK_SECONDS
-        if now - self._warned.get(cause.cause, -QUIET_SECONDS) < QUIET_SECONDS:
+    def _log(self, policy: WidthPolicy) -> None:
+        prospect = policy.paused or policy.prospect()
+        figures = prospect or f"accept length {self.accept_length:.2f} (one user gains from {causes.BREAK_EVEN})"
+        if self.pays:
+            logger.info("DFLASH: drafting pays again: %s", figures)
             return
-        self._warned[cause.cause], self._has_warned = now, True
+        cause, *others = self._causes(policy)
         also = f". Other possible causes: {', '.join(other.cause for other in others)}" if others else ""
         logger.warning(
             "DFLASH: drafting does not pay: %s. Possible cause: %s%s. `sglang-dflash diagnose URL` measures the effect "
             "of chat template, thinking and sampling",
-            *(self._figures(policy), cause, also),
+            *(figures, cause, also),
         )
-
-    def _figures(self, policy: WidthPolicy) -> str:
-        length, prospect = self._recent.accept_length or 0.0, policy.paused or policy.prospect()
-        return str(prospect or f"accept length {length:.2f} (one user gains from {causes.BREAK_EVEN})")
 
 
 def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -> dict[str, str | None]:
@@ -132,7 +118,5 @@ def known_causes(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner) -
         causes.QUANTISED_DRAFTER: plan.drafter.quantization or drafts.quantization,
         causes.QUANTISED_TARGET: served.quantization,
     }
-    if plan.drafter.stored:
-        found[causes.QUANTISED_DRAFTER] = "dequantised at load"
     known = {name: evidence for name, evidence in found.items() if evidence}
     return known | (dict.fromkeys([causes.FLOAT16]) if torch.float16 in (served.dtype, drafts.dtype) else {})

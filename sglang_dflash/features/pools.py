@@ -95,22 +95,18 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     each, limit = pools.per_request(running)
     sliding = "" if pools.sliding is None else f", {pools.sliding:,} in sliding layers"
     logger.info(
-        "DFLASH: %d of %d requests at once; block %d%s; K/V %s tokens%s (%s per request%s)%s",
-        *(running, asked, plan.block, f", states {'replayed' if plan.replay else 'kept'}" if slots else ""),
+        "DFLASH: %d of %d requests at once; block %d; K/V %s tokens%s (%s per request%s)%s",
+        *(running, asked, plan.block),
         *(f"{pools.tokens:,}", sliding, f"{each:,}", f", limited by {limit}" if sliding else ""),
         f", {prefixes:,} cached prefixes" if slots else "",
     )
     if running < asked:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
-        raised_by = _RAISED_BY[cap]
-        if plan.kept_by and cap == "recurrent states":
-            narrower = "a narrower block (--speculative-num-draft-tokens)"
-            raised_by = f"replayed states (ruled out: {plan.kept_by}), {narrower}, {raised_by}"
-        counts |= {"capped_by": cap, "raised_by": raised_by}
+        counts |= {"capped_by": cap, "raised_by": _RAISED_BY[cap]}
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
             "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
-            *(asked, running, cap, raised_by),
+            *(asked, running, cap, _RAISED_BY[cap]),
         )
     return counts
 

@@ -42,21 +42,20 @@ class News:
     blocks: Sequence[int]
 
     def pack(self) -> list[int]:
-        requests, context, matches = self.load
-        return [self.fingerprint, requests, context, *matches, self.width, *self.timed, *self.blocks]
+        requests, matches = self.load
+        return [self.fingerprint, requests, *matches, self.width, *self.timed, *self.blocks]
 
     @classmethod
     def unpack(cls, row: Sequence[int]) -> News:
-        fingerprint, requests, context, *rest = row
+        fingerprint, requests, *rest = row
         matches, (width, *timed), blocks = rest[:BUCKETS], rest[BUCKETS : BUCKETS + 5], rest[BUCKETS + 5 :]
-        return cls(fingerprint, Load(requests, context, matches), width, timed, blocks)
+        return cls(fingerprint, Load(requests, matches), width, timed, blocks)
 
 
 class SharedWidth(Width):
     """The width of the steps that all ranks run together. Policies are equal on all ranks.
 
-    A width is chosen for the largest batch and context, to which other ranks are padded, and for the matches of all
-    requests.
+    A width is chosen for the largest batch, to which other ranks are padded, and for the matches of all requests.
     """
 
     def __init__(self, policy: WidthPolicy, buckets: Buckets) -> None:
@@ -113,8 +112,8 @@ class SharedWidth(Width):
                 f"the width policies of {len(states)} ranks differ under DP attention (states {states})",
                 remedy="report it with the log; until then leave --speculative-adaptive out",
             )
-        requests, contexts, matches = zip(*(news.load for news in self._news), strict=True)
-        self.load = Load(max(requests), max(contexts), [sum(each) for each in zip(*matches, strict=True)])
+        requests, matches = zip(*(news.load for news in self._news), strict=True)
+        self.load = Load(max(requests), [sum(each) for each in zip(*matches, strict=True)])
 
     def _learn(self) -> None:
         news, self._news = self._news, []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_dflash.launch.plan import ServingPlan
-from sglang_dflash.upstream import read_record
+from sglang_dflash.launch.plan import decision_of
 from sglang_dflash.upstream.hooks import Hooks
 from sglang_dflash.upstream.launch import get_spec
 
@@ -52,8 +51,8 @@ def report_mean_width(original: Callable[..., None], reporter: Any, *args: Any, 
 
 def report_adaptive(resolved: dict[str, Any], server_args: Any) -> dict[str, Any]:
     """Hook after ``ServerArgs.resolved_dict``: report our adaptive width in ``/server_info``."""
-    plan = read_record(server_args)
-    if isinstance(plan, ServingPlan) and plan.widths is not None:
+    plan = decision_of(server_args).plan
+    if plan is not None and plan.widths is not None:
         resolved["speculative_adaptive"] = True
     return resolved
 

@@ -48,7 +48,7 @@ def refuse_mask(original: Callable[..., str | None], req: Any, spec_algorithm: A
 
 
 def _refusals(req: Any) -> Iterator[DFlashError]:
-    if wants_target_layers(req) and not current.worker.plan.drafts:
+    if wants_target_layers(req) and not current.worker.plan.has_drafter:
         feature = f"{FIELD}: {TARGET_LAYERS}"
         problem = f"{feature} is not available under DFLASH: no drafter"
         yield DFlashError(problem, remedy="send it to a server without --speculative-algorithm")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
+from sglang.srt.parser.reasoning_parser import ReasoningParser
 from sglang.srt.runtime_context import get_serving
 
 from sglang_dflash.upstream.hooks import Hooks
@@ -105,6 +107,15 @@ def _joins_chunks(obj: Any, request: Any) -> bool:
     return bool(path == "/generate")
 
 
+@lru_cache(1)
+def _start_tag(parser: str | None, tokenizer: Any) -> int:
+    """Return the tokens of the tag by which a model opens a thought itself; 0 if the parser counts none."""
+    if not parser:
+        return 0
+    detector = ReasoningParser(model_type=parser, stream_reasoning=False, tokenizer=tokenizer).detector
+    return len(detector.get_self_opened_think_start_token_ids(tokenizer) or ())
+
+
 class _Cutter:
     """Cuts the answers of one request where plain decoding would have sent a chunk."""
 
@@ -119,6 +130,8 @@ class _Cutter:
             **{**(manager.preferred_sampling_params or {}), **obj.sampling_params}
         )
         self._req.sampling_params.normalize(manager.tokenizer)
+        # SGLang counts no thought before the whole tag
+        self._tag = 0 if obj.require_reasoning else _start_tag(get_serving().reasoning_parser, manager.tokenizer)
         self._interval = self._req.sampling_params.stream_interval or get_serving().stream_interval
         self._per_token = _INCREMENTAL_STREAMING_META_INFO_KEYS
         self._sent = 0  # tokens
@@ -145,7 +158,8 @@ class _Cutter:
     def _chunk(self, answer: Any, n: int) -> Any:
         start, meta, state = self._sent if self._incremental else 0, {**answer["meta_info"]}, self._state
         if n < meta["completion_tokens"]:
-            meta |= {"finish_reason": None, "reasoning_tokens": min(meta.get("reasoning_tokens", 0), n)}
+            thoughts = 0 if n < self._tag else min(meta.get("reasoning_tokens", 0), n)
+            meta |= {"finish_reason": None, "reasoning_tokens": thoughts}
             meta |= {key: n for key in _COUNTS if key in meta}
             states = meta.pop("hidden_states", None)
             if states and self._obj.return_hidden_states is True:

@@ -1,12 +1,10 @@
-"""Telemetry of the worker: figures of finished steps, its identity and its memory."""
+"""Telemetry of the worker: figures of finished steps, and its identity."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_serving
 from torch import Tensor
 
@@ -106,39 +104,3 @@ def identity(plan: ServingPlan, target: ModelRunner, drafter: ModelRunner | None
         "draft_attention_backend": None if drafter is None else drafter.draft_attention_backend,
         **plan.describe(),
     }
-
-
-def allocated_bytes(target: ModelRunner, drafter: ModelRunner | None) -> dict[str, int]:
-    states, scratch = _recurrent(target.req_to_token_pool)
-    pool: Any = target.token_to_kv_pool
-    sliding = _kv_bytes(pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else 0
-    return {
-        "target_weights": _size(target.model.parameters()),
-        "drafter_weights": 0 if drafter is None else _size(drafter.model.parameters()),
-        "target_kv": _kv_bytes(pool) - sliding,
-        "sliding_kv": sliding,
-        "draft_kv": 0 if drafter is None else _kv_bytes(drafter.token_to_kv_pool),
-        "states": states,
-        "scratch": scratch,
-    }
-
-
-def _kv_bytes(pool: Any) -> int:
-    size = pool.get_kv_size_bytes()  # of K and V, or one number of latent K/V (MLA)
-    return int(sum(size) if isinstance(size, tuple) else size)  # a numpy integer is not JSON
-
-
-def _recurrent(request_pool: Any) -> tuple[int, int]:
-    pool = getattr(request_pool, "mamba_pool", None)
-    if pool is None:
-        return 0, 0
-    cache = pool.mamba_cache
-    states, whole = _size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
-    # convolution windows overlap in storage, so their view is larger than the allocation
-    windows = getattr(cache, "intermediate_conv_window", [])
-    allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
-    return states, whole - states - _size(windows) + _size(allocated)
-
-
-def _size(tensors: Iterable[Tensor]) -> int:
-    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)

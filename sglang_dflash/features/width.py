@@ -25,14 +25,12 @@ class Load(NamedTuple):
     """The arguments of :meth:`WidthPolicy.width`."""
 
     batch_size: int
-    context: int
     matches: Sequence[int]
 
     @classmethod
     def of(cls, batch: ScheduleBatch | None, buckets: Sequence[int]) -> Load:
         requests = 0 if batch is None else batch.batch_size()
-        context = sum(batch.spec_info.committed_cpu) if batch is not None and requests else 0
-        return cls(requests, context, [buckets.count(bucket) for bucket in range(BUCKETS)])
+        return cls(requests, [buckets.count(bucket) for bucket in range(BUCKETS)])
 
 
 class Width(Feature):

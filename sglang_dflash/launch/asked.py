@@ -9,13 +9,14 @@ from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.dequantise import declared, method_of
 from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
+from sglang_dflash.drafter.quantisation import declared, method_of
+from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import Layers, count, has_mamba, layers_of
-from sglang_dflash.launch.settings import COPIES_SWITCH, DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
+from sglang_dflash.launch.layers import Layers, count, layers_of
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.widths import WidthConfig, read_config
 
 DTYPE_BYTES: dict[str, float] = {
@@ -52,20 +53,22 @@ class Launch:
     device: Device
     target_files: ModelFiles
     drafter_files: ModelFiles
-    sglangs_hybrid: bool | None = None  # SGLang's answer, once it has read the target: it replays delta nets alone
+    # SGLang's answers, once it has read the target
+    sglangs_hybrid: bool | None = None
+    other_states: bool = False  # whether there are recurrent states other than those of gated delta nets
 
     @classmethod
     def of(cls, settings: Settings, device: Device) -> Launch:
         drafter, revision = settings.speculative_draft_model_path or "", settings.speculative_draft_model_revision
         target = ModelFiles(settings.model_path, settings.revision)
-        return cls(settings, device, target, ModelFiles(drafter, revision, settings.dequantises))
+        return cls(settings, device, target, ModelFiles(drafter, revision))
 
     def changed(self, **changes: Any) -> Launch:
         """Return a launch of the same models with other arguments of SGLang."""
         return replace(self, settings=self.settings.changed(**changes))
 
     def loaded_from(self, view: str) -> Launch:
-        return replace(self, drafter_files=replace(self.loaded_files, name=view, revision=None))
+        return replace(self, drafter_files=replace(self.drafter_files, name=view, revision=None))
 
     @property
     def has_drafter(self) -> bool:
@@ -92,11 +95,6 @@ class Launch:
             return self.sglangs_hybrid
         return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether requests have recurrent states: of gated delta nets or of Mamba2."""
-        return self.hybrid or has_mamba(self.text)
-
     @cached_property
     def context(self) -> int:
         """The target's longest sequence, as SGLang's ``get_context_length`` derives it; 0 if not stated."""
@@ -121,29 +119,23 @@ class Launch:
     def drafter(self) -> DrafterConfig:
         if not self.has_drafter:
             return DrafterConfig.none(self.target)
-        return DrafterConfig.from_dict(self.drafter_files.config)
+        files = self.drafter_files
+        found = DrafterConfig.from_dict(files.config)
+        if files.quantisation is None:
+            return found
+        plain = plain_modules(files.tensors or {})
+        return found.model_copy(update={"quantization": method_of(files.quantisation), "plain_modules": plain})
 
     @cached_property
-    def kind(self) -> str | None:
+    def foreign_type(self) -> str | None:
         """The type of a drafter that only SGLang's own worker serves, or None."""
         return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
-    def loaded_files(self) -> ModelFiles:
-        """As loaded: SGLang's own worker dequantises nothing."""
-        return self.drafter_files if self.kind is None else replace(self.drafter_files, dequantise=False)
-
-    @cached_property
     def widths(self) -> WidthConfig | None:
-        """Without a drafter the width is always adaptive: most steps copy nothing."""
+        """None for a fixed block, without copies. Without a drafter the width is adaptive: most steps copy nothing."""
         adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
-
-    @property
-    def copies(self) -> bool:
-        """Whether text that a request repeats is copied: by the variable, otherwise with adaptive widths."""
-        switch = self.settings.variable(COPIES_SWITCH)
-        return switch == "1" if switch else self.widths is not None
 
     @property
     def block(self) -> int:
@@ -213,8 +205,7 @@ class Launch:
         chosen = settings.speculative_draft_kv_cache_dtype or chosen
         if self.draft_backend == "fa4":
             return target, served  # its kernels read K/V in the dtype of the queries
-        own = {} if settings.dequantises or not self.has_drafter else declared(self.drafter_files.published) or {}
-        return target, _kv_dtype(own, served) if chosen == "auto" else chosen
+        return target, served if chosen == "auto" else chosen  # a drafter with scales for K/V is SGLang's worker's
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_dflash.drafter.dequantise import is_set_aside
 from sglang_dflash.drafter.formats import FULL, architecture, text_config
-from sglang_dflash.errors import Finding, builtin, error, first_true, ok
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.layers import has_mamba
 from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
@@ -36,7 +34,7 @@ class Proof(NamedTuple):
     mechanisms: frozenset[str] = frozenset()
 
 
-_SLIDES, _LATENT, _MAMBA = "layers of the type sliding_attention", "latent attention (MLA)", "Mamba2 layers"
+_SLIDES, _LATENT = "layers of the type sliding_attention", "latent attention (MLA)"
 _DELTA_NET = "layers of the type linear_attention"
 # By kind of target (docs/compatibility.md)
 PROVEN = {
@@ -57,7 +55,6 @@ PROVEN = {
     "latent attention": Proof(
         dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT})
     ),
-    "hybrid, Mamba2 and full attention": Proof({"nemotron_h": _FAMILIES}, frozenset({_MAMBA})),
 }
 # Model types whose embedding is whole in each DP-attention group, since a drafter embeds at times when no other group
 # does, and which a test serves so.
@@ -88,10 +85,15 @@ def _proof(text: Mapping[str, Any]) -> Proof | None:
 
 
 def _mechanisms(text: Mapping[str, Any]) -> set[str]:
-    found = {"KDA states": "linear_attn_config" in text, _LATENT: text.get("kv_lora_rank"), _MAMBA: has_mamba(text)}
-    found["sparse attention (DSA)"] = text.get("index_topk")
-    of_layers = {*map(str, text.get("layer_types") or ())} - {FULL, "attention", "mamba", "mlp", "moe"}
+    found = {_LATENT: text.get("kv_lora_rank"), "sparse attention (DSA)": text.get("index_topk")}
+    of_layers = {*map(str, text.get("layer_types") or ())} - {FULL, "attention"}
     return {name for name, applies in found.items() if applies} | {f"layers of the type {kind}" for kind in of_layers}
+
+
+def _has_mamba(text: Mapping[str, Any]) -> bool:
+    # by name, or Nemotron-H's pattern of letters
+    names = text.get("layers_block_type") or text.get("hybrid_override_pattern") or text.get("layer_types")
+    return isinstance(names, str | list) and any(each in ("M", "mamba") for each in names)
 
 
 def check_switch(launch: Launch) -> Iterator[Finding]:
@@ -104,13 +106,16 @@ def check_switch(launch: Launch) -> Iterator[Finding]:
 def check_target(launch: Launch) -> Iterator[Finding]:
     published = launch.target_files.published
     if "DFlash" in str(architecture(published)) or "dflash_config" in published:
-        yield error(
+        raise DFlashError(
             f"the target {launch.target_files.name} is a DFLASH drafter",
             remedy="swap the two models" if launch.has_drafter else "name the model that it drafts for",
         )
-    _ = launch.kind  # raises for a drafter that SGLang does not serve as DFLASH either
+    _ = launch.foreign_type  # raises for a drafter that SGLang does not serve as DFLASH either
     if reason := LEFT.get(str(launch.text.get("model_type"))):
         yield builtin(reason)
+    layers = {"Mamba2": _has_mamba(launch.text), "KDA": "linear_attn_config" in launch.text}
+    if recurrent := first_true(layers):
+        yield builtin(f"the target has {recurrent} layers, whose recurrent states sglang-dflash cannot replay")
     kind = unproven_kind(launch.target)
     if kind is not None and launch.settings.variable(SWITCH) != OURS:
         yield builtin(f"no test of sglang-dflash runs a target with {kind} ({SWITCH}={OURS} serves it)")
@@ -118,8 +123,6 @@ def check_target(launch: Launch) -> Iterator[Finding]:
 
 def check_worker(launch: Launch) -> Iterator[Finding]:
     settings = launch.settings
-    if launch.kind:
-        yield builtin(f"the drafter type is {launch.kind}")
     if launch.device.kind == "gpu" and not (settings.device or "cuda").startswith("cuda"):
         yield builtin(f"the device is {settings.device}")
     if settings.attn_cp_size > 1 and settings.groups == 1:
@@ -140,11 +143,6 @@ def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
         yield error(
             f"{reason}, and SGLang's own worker needs a drafter",
             remedy="set --speculative-draft-model-path, or change what is named",
-        )
-    elif not asked and is_set_aside(launch.drafter_files.published):
-        yield error(
-            f"{reason}, and SGLang's own worker does not dequantise the drafter",
-            remedy=f"use the drafter's plain weights, or {SWITCH}={BUILTIN} for SGLang's own worker and layers",
         )
     elif launch.device.kind == "cpu":
         yield error(

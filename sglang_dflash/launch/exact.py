@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, ok, warn
 from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.layers import has_mamba
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, EXACT_SWITCH
 from sglang_dflash.launch.states import CONV_DTYPE, replays
 
@@ -44,7 +43,6 @@ def reasons_against_exact(launch: Launch) -> tuple[str, ...]:
         "--enable-mixed-chunk decodes rows in a prefill": settings.enable_mixed_chunk,
         "the target has sliding-window layers": slides,
         "the target has MLA layers": text.get("kv_lora_rank") is not None,
-        "the target has Mamba2 layers, whose kernels no test compares": has_mamba(text),
         "LoRA adapters are served": settings.enable_lora,
         f"--tp-size {settings.tp_size} sums over ranks": settings.tp_size > 1,
     }

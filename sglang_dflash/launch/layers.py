@@ -28,32 +28,20 @@ def count(text: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers of a target by what they keep of a request: K/V of all tokens or of a window, or a recurrent state."""
+    """Layers of a target by what they store per request: K/V of all tokens or of a window, or a recurrent state."""
 
     full: int
     sliding: int = 0
     delta: int = 0  # gated delta net
-    mamba: int = 0  # Mamba2
 
 
 def layers_of(text: Mapping[str, Any]) -> Layers:
-    """Count the layers of a target. Nemotron-H's MLPs and experts are layers that keep nothing."""
-    kinds = _kinds(text)
+    """Count the layers of a target."""
+    names = text.get("layer_types")
+    kinds = Counter(map(str, names if isinstance(names, list) else ()))
     if not kinds:
         layers = count(text, "num_hidden_layers")
         full = layers // count(text, "full_attention_interval", 1)
         return Layers(full, delta=layers - full)
-    sliding, delta, mamba = kinds[SLIDING], kinds["linear_attention"], kinds["M"] + kinds["mamba"]
-    others = sum(kinds[kind] for kind in ("-", "E", "mlp", "moe"))
-    return Layers(kinds.total() - sliding - delta - mamba - others, sliding, delta, mamba)
-
-
-def has_mamba(text: Mapping[str, Any]) -> bool:
-    kinds = _kinds(text)
-    return kinds["M"] + kinds["mamba"] > 0
-
-
-def _kinds(text: Mapping[str, Any]) -> Counter[str]:
-    # by name, or Nemotron-H's pattern of letters
-    names = text.get("layers_block_type") or text.get("hybrid_override_pattern") or text.get("layer_types")
-    return Counter(map(str, names)) if isinstance(names, str | list) else Counter()
+    sliding, delta = kinds[SLIDING], kinds["linear_attention"]
+    return Layers(kinds.total() - sliding - delta, sliding, delta)

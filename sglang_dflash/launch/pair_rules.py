@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from sglang_dflash.drafter.checkpoint import TEMPLATE, TOKENIZER_CONFIG, ModelFiles, read_text
-from sglang_dflash.drafter.tensors import DRAFT_TO_TARGET, EMBEDDING, HEAD, TARGET_TO_DRAFT, LoadReport
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
+from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import check_window
+from sglang_dflash.launch.published import base_name, card_of_drafter, card_of_target, model_name
 from sglang_dflash.launch.settings import PLAIN_LAYERS
 
-_LONGER_CONTEXT = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-SAMPLE = 64  # rows compared
+_FLAG = "--speculative-draft-model-quantization"
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
-_IN_CHATS = ("im_start", "im_end", "endoftext", "think", "tool")  # parts of added tokens that chats contain
 ITS_DRAFTER = "use the drafter that was trained for this target"
+
+
+def _trained_for(launch: Launch) -> Iterator[Finding]:
+    drafter, target, config = launch.drafter_files.name, launch.settings.model_path, launch.drafter_files.published
+    card, own = card_of_drafter(drafter), launch.target.get("_name_or_path")
+    trained = card["target"] if card else _stated_target(config)
+    if trained is None:
+        return
+    served = {base_name(name) for name in (target, own) if isinstance(name, str) and name}
+    if base_name(trained) in served:
+        of_base = card and model_name(target) not in (model_name(trained), base_name(target))
+        level, whose = (note, f", the base model of {target}") if of_base else (ok, "")
+        yield level(f"{drafter} was trained for {trained}{whose}", remedy="none needed")
+    elif card_of_target(target) or own or not launch.target_files.is_local:  # the name of a folder proves nothing
+        right = card_of_target(target)
+        yield warn(
+            f"{drafter} was trained for {trained}, and the target is {target}: most drafts may be rejected",
+            remedy=f"use {right['drafter'] if right else 'a drafter of this target'}, or compare the accept length "
+            "(`sglang-dflash diagnose`)",
+        )
+
+
+def _stated_target(config: Mapping[str, Any]) -> str | None:
+    """Return the target that a trainer wrote into the drafter's configuration."""
+    part: Any = config.get("speculators_config")
+    part = part.get("verifier") if isinstance(part, Mapping) else None
+    named = part.get("name_or_path") if isinstance(part, Mapping) else None
+    named = named or config.get("target_model_name_or_path") or config.get("_name_or_path")
+    return named if isinstance(named, str) and named and "dflash" not in named.lower() else None
 
 
 def _code(launch: Launch) -> Iterator[Finding]:
@@ -34,6 +62,8 @@ def _same(key: str, targets_key: str, launch: Launch) -> Iterator[Finding]:
     ours, theirs = getattr(launch.drafter, key), launch.text.get(targets_key)
     if ours not in (theirs, None):
         yield error(f"{key} {ours} of the drafter, {theirs} of the target", remedy=ITS_DRAFTER)
+    elif ours is not None:
+        yield ok(f"{ours} = {theirs}")
 
 
 def _layer_ids(launch: Launch) -> Iterator[Finding]:
@@ -45,12 +75,16 @@ def _layer_ids(launch: Launch) -> Iterator[Finding]:
                 f"target_layer_ids {ids}: {layer} is outside 0 to {actual - 2}, the layers that can be captured",
                 remedy=ITS_DRAFTER,
             )
+    if max(ids, default=0) < actual - 1:
+        yield ok(f"{ids} of {actual}")
 
 
 def _mask_token(launch: Launch) -> Iterator[Finding]:
     token, rows = launch.drafter.mask_token_id, launch.text.get("vocab_size")
     if isinstance(rows, int) and token >= rows:
         yield error(f"mask_token_id {token} is outside the target's {rows} embedding rows", remedy=ITS_DRAFTER)
+    else:
+        yield ok(f"{token} of {rows}")
 
 
 def _block(launch: Launch) -> Iterator[Finding]:
@@ -60,9 +94,9 @@ def _block(launch: Launch) -> Iterator[Finding]:
             "block_size is missing in the drafter's config.json and no flag sets it",
             remedy="set --speculative-num-draft-tokens to the block size that the drafter was trained with",
         )
-    if trained is None or block is None or block <= trained:
-        return
-    if launch.widths is not None and launch.copies:
+    elif trained is None or block is None or block <= trained:
+        yield ok(f"{block or trained}, trained with {trained or 'an unknown one'}")
+    elif launch.widths is not None:
         yield ok(f"{block}: {trained} drafted, the rest copied")
     else:
         yield error(
@@ -73,13 +107,16 @@ def _block(launch: Launch) -> Iterator[Finding]:
 
 def _heads(launch: Launch) -> Iterator[Finding]:
     drafter, kv, tp = launch.drafter, launch.drafter.num_kv_heads, launch.settings.sharing
-    kv_fits = kv % tp == 0 or tp % kv == 0  # with more ranks than KV heads, tp / kv ranks hold each head
-    if not kv_fits or drafter.num_heads % tp or drafter.intermediate_size % tp:
-        yield error(
-            f"--tp-size {tp} must divide the drafter's {drafter.num_heads} heads, {kv} KV heads (or be a multiple) and "
-            f"intermediate_size {drafter.intermediate_size}",
-            remedy="choose another --tp-size",
-        )
+
+    def fits(tp: int) -> bool:  # with more ranks than KV heads, tp / kv ranks hold each head
+        return (kv % tp == 0 or tp % kv == 0) and drafter.num_heads % tp == 0 and drafter.intermediate_size % tp == 0
+
+    heads = f"{drafter.num_heads} heads, {kv} KV heads, intermediate_size {drafter.intermediate_size}"
+    if fits(tp):
+        yield ok(f"{heads} over {tp}")
+    else:
+        sizes = [str(size) for size in (1, 2, 4, 8, 16) if fits(size)]
+        yield error(f"--tp-size {tp} does not divide the drafter's {heads}", remedy=f"use {' or '.join(sizes)} ranks")
 
 
 def _candidates(launch: Launch) -> Iterator[Finding]:
@@ -95,18 +132,14 @@ def _candidates(launch: Launch) -> Iterator[Finding]:
 
 
 def _context(launch: Launch) -> Iterator[Finding]:
-    own, configured = launch.context, launch.drafter.max_position_embeddings
-    context = launch.settings.context_length or own
-    if 0 < own < context and launch.settings.variable(_LONGER_CONTEXT).lower() not in ("true", "1", "yes", "y"):
-        yield error(
-            f"--context-length {context} exceeds the target's {own}, and SGLang refuses it",
-            remedy=f"set --context-length {own}, or {_LONGER_CONTEXT}=1 and the RoPE scaling of the target's card",
-        )
+    context, configured = launch.settings.context_length or launch.context, launch.drafter.max_position_embeddings
     if configured < context:
         yield warn(
             f"context length {context}, the drafter was configured for {configured}: positions beyond are extrapolated",
             remedy=f"set --context-length {configured}, or a --speculative-draft-window-size for the drafter",
         )
+    else:
+        yield ok(f"{context or 'unknown'}, configured for {configured}")
 
 
 def _tensors(launch: Launch) -> Iterator[Finding]:
@@ -128,50 +161,42 @@ def _dtype(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def _drafter_quantisation(launch: Launch) -> Iterator[Finding]:
-    layers = launch.settings.speculative_draft_model_quantization
-    if layers not in (None, PLAIN_LAYERS):
+def no_cpu_serves(what: str, launch: Launch) -> Iterator[Finding]:
+    if launch.device.kind == "cpu":
+        remedy = "use the drafter's plain weights here, or serve the pair on a GPU (check it with --gpu)"
+        yield error(f"{what}: no CPU serves it", remedy=remedy)
+
+
+def _quantisation(launch: Launch) -> Iterator[Finding]:
+    stored, flag = launch.drafter_files.quantisation, launch.settings.speculative_draft_model_quantization
+    flag = None if flag == PLAIN_LAYERS else flag
+    if (method := method_of(stored) if stored else flag) is None:
+        return
+    plain = "use the drafter's plain weights"
+    yield from no_cpu_serves(f"the quantised drafter {launch.drafter_files.name} ({method})", launch)
+    if launch.dtype == "float32":
+        yield error(
+            f"a quantised drafter ({method}) in float32: SGLang's layers need 16 bits",
+            remedy=f"{plain}, or set --dtype bfloat16",
+        )
+    untested = untested_form(stored) if stored else None
+    if stored and untested and not is_read(stored):
+        yield error(f"the drafter is quantised by {untested}, for which SGLang has no layers", remedy=plain)
+    elif untested:
+        yield builtin(f"the drafter is quantised by {untested}")
+    if flag and not stored:
         yield warn(
-            f"--speculative-draft-model-quantization {layers}: SGLang's quantised layers, which are untested here",
-            remedy="leave the flag out, or compare the accept length with and without it",
+            f"{_FLAG} {flag} quantises a plain drafter when it is loaded, which is untested here",
+            remedy=f"leave {_FLAG} out, or compare the accept length with and without it",
         )
 
 
 def _vocabulary(launch: Launch) -> Iterator[Finding]:
     drafter, headers = launch.drafter, launch.drafter_files.tensors
-    if not drafter.copies_vocabulary or (headers and not any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
-        return
-    ids: Sequence[int] = range(drafter.vocab_size)  # of each row of the drafter's LM head
-    if drafter.draft_vocab_size is not None:
-        marked, offsets = map(launch.drafter_files.stored, (TARGET_TO_DRAFT, DRAFT_TO_TARGET))
-        ids = [] if marked is None else marked.nonzero().flatten().tolist()
-        mapped = ids if offsets is None else [row + offset for row, offset in enumerate(offsets.tolist())]
-        if marked is not None and (len(ids) != drafter.draft_vocab_size or mapped != ids):
-            yield error(
-                f"t2d marks {len(ids)} tokens, d2t maps {len(mapped)}, draft_vocab_size is {drafter.draft_vocab_size}",
-                remedy="download the drafter again, or ask its authors",
-            )
-    tied = launch.text.get("tie_word_embeddings", launch.target.get("tie_word_embeddings"))
-    compared = False
-    for name, source, tokens in (
-        (EMBEDDING, EMBEDDING, range(drafter.vocab_size)),
-        (HEAD, EMBEDDING if tied else HEAD, ids),
-    ):
-        rows = range(0, len(tokens), max(1, len(tokens) // SAMPLE))
-        mine = launch.drafter_files.stored(name, rows)
-        theirs = launch.target_files.stored(source, [tokens[row] for row in rows])
-        if mine is None or theirs is None or not theirs.is_floating_point() or theirs.itemsize == 1:
-            continue
-        compared = True
-        if mine.shape != theirs.shape or not (mine == theirs.to(mine.dtype)).all():
-            yield error(
-                f"the drafter's {name} differs from the target's, with which our worker drafts",
-                remedy="use the drafter's own target; a drafter with a trained vocabulary is not served",
-            )
-    if not compared:
+    if drafter.copies_vocabulary and (not headers or any(name.endswith((EMBEDDING, HEAD)) for name in headers)):
         yield warn(
-            "the drafter may hold a separate embedding and LM head; the weights to compare are not downloaded yet",
-            remedy="none needed if its trainer froze them, as speculators does; `sglang-dflash check` compares later",
+            "the drafter may hold a separate embedding and LM head, and the target's are used in their place",
+            remedy="none needed if its trainer froze them, as speculators does",
         )
 
 
@@ -183,42 +208,9 @@ def _tokenizer(launch: Launch) -> Iterator[Finding]:
         yield error("the drafter's tokenizer.json differs from the target's", remedy=ITS_DRAFTER)
 
 
-def _mask_token_name(launch: Launch) -> Iterator[Finding]:
-    token, tokenizer = launch.drafter.mask_token_id, launch.tokenizer or {}
-    added, words = _added_tokens(tokenizer), _words(tokenizer)
-    ordinary = [word for word, index in words.items() if index == token] if isinstance(words, dict) else []
-    name = added.get(token) or next(iter(ordinary), None)
-    if name is None or (token in added and not any(word in name for word in _IN_CHATS)):
-        return
-    # some trainers fall back to the padding token
-    level, kind = (note, "a token that chats contain") if token in added else (warn, "an ordinary token")
-    yield level(
-        f"mask_token_id {token} is {name!r}, {kind}: unless the drafter was trained with it, nearly every draft is "
-        "rejected (`sglang-dflash diagnose` shows it)",
-        remedy="compare mask_token_id with the drafter's card and training, and the target with the drafter's",
-    )
-
-
 def _words(tokenizer: Mapping[str, Any]) -> Any:
     model = tokenizer.get("model")
     return (model.get("vocab") if isinstance(model, Mapping) else None) or {}
-
-
-def _chat_template(launch: Launch) -> Iterator[Finding]:
-    template = launch.settings.chat_template or _template_of(launch.target_files)
-    if template is None:
-        yield warn(
-            "the target has no chat template",
-            remedy="set --chat-template: drafters are trained on templated text, raw prompts draft worse",
-        )
-    elif "enable_thinking" in template:
-        yield ok("has a thinking switch: set it as the drafter's card did (chat_template_kwargs)")
-
-
-def _template_of(files: ModelFiles) -> str | None:
-    path = files.path(TEMPLATE)
-    template = read_text(path) if path else (files.json(TOKENIZER_CONFIG) or {}).get("chat_template")
-    return str(template) if template else None
 
 
 def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
@@ -231,6 +223,7 @@ def _added_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
 
 
 DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
+    "target of the drafter": _trained_for,
     "drafter's code": _code,
     "hidden size": partial(_same, "hidden_size", "hidden_size"),
     "vocabulary": partial(_same, "vocab_size", "vocab_size"),
@@ -242,11 +235,9 @@ DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
     "candidates": _candidates,
     "draft window": check_window,
     "context length": _context,
+    "drafter's quantisation": _quantisation,
     "drafter's tensors": _tensors,
     "dtype": _dtype,
-    "drafter's quantisation": _drafter_quantisation,
     "drafter's vocabulary": _vocabulary,
     "tokenizer": _tokenizer,
-    "mask token's name": _mask_token_name,
-    "chat template": _chat_template,
 }

@@ -14,8 +14,9 @@ from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.settings import VERIFY_SWITCH
-from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype, states_kept_by
+from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
 from sglang_dflash.launch.widths import WidthConfig
+from sglang_dflash.upstream import read_record
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -84,7 +85,7 @@ def draft_window(launch: Launch) -> DraftWindow | None:
     tokens = context_window(requested, launch.drafter)
     if tokens is None:
         return None
-    lag = snapshot_grid(launch) if launch.recurrent else settings.page
+    lag = snapshot_grid(launch) if launch.hybrid else settings.page
     caches = not settings.disable_radix_cache and settings.disaggregation_mode != "decode"
     window = DraftWindow(tokens, launch.block, settings.page, lag, caches)
     moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
@@ -95,7 +96,7 @@ def draft_window(launch: Launch) -> DraftWindow | None:
 def check_window(launch: Launch) -> Iterator[Finding]:
     reads = draft_window(launch)
     kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
-    yield ok("none" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
+    yield ok("" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,11 @@ class ServingPlan:
     block: int  # positions of the widest block, anchor included
     widths: WidthConfig | None  # None for a fixed block
     window: DraftWindow | None  # None for the whole context
-    replay: bool  # whether recurrent states are replayed instead of stored per draft token
+    replay: bool  # whether there are recurrent states, which a commit replays
     records: int  # positions of a request's replay records
     copies: bool  # whether text that a request repeats is copied
     overlap: bool  # with the scheduler
     role: Role
-    hybrid: bool = False  # whether the target has GDN layers, with recurrent states
-    kept_by: str | None = None  # what rules out a replay on a target with recurrent states
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
     groups: int = 1  # of ranks that serve different requests (DP attention)
@@ -135,7 +134,7 @@ class ServingPlan:
         return min(self.block, self.drafter.block_size or self.block)
 
     @property
-    def drafts(self) -> bool:
+    def has_drafter(self) -> bool:
         return self.drafter.num_layers > 0
 
     @property
@@ -148,13 +147,12 @@ class ServingPlan:
             "block_size": self.block,
             "drafted": self.drafted,
             "adaptive": self.widths is not None,
-            "strategy": f"{'chain of argmax drafts' if self.drafts else 'copies alone'}, "
+            "strategy": f"{'chain of argmax drafts' if self.has_drafter else 'copies alone'}, "
             f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
             "target_layer_ids": list(self.drafter.target_layer_ids),
             "window": None if self.window is None else self.window.tokens,
-            "states": "replayed" if self.replay else "kept",
             "copied_blocks": self.copies,
             "exact": "; ".join(self.inexact) or self.exact,
             "role": self.role,
@@ -173,14 +171,12 @@ def decide(launch: Launch) -> ServingPlan:
         widths=launch.widths,
         window=draft_window(launch),
         replay=replay,
-        kept_by=states_kept_by(launch) if launch.hybrid else None,
         records=record_length(launch) if replay else 0,
-        copies=launch.copies and settings.disaggregation_mode != "prefill",
+        copies=launch.widths is not None and settings.disaggregation_mode != "prefill",
         overlap=not (settings.disable_overlap_schedule or resumes_retracted(launch)),
         role=cast(Role, settings.disaggregation_mode),
         exact=exact,
         inexact=inexact,
-        hybrid=launch.hybrid,
         groups=settings.groups,
         own_attention=ours,
         one_forward=ours and settings.wants_one_forward,
@@ -214,7 +210,27 @@ def resumes_retracted(launch: Launch) -> bool:
     At a retraction SGLang drops the step but keeps the state.
     """
     backup = launch.settings.disaggregation_decode_retraction_backup
-    return launch.recurrent and launch.settings.disaggregation_mode == "decode" and backup != "none"
+    return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a launch decided about DFLASH. Server arguments carry it to every process.
+
+    Attributes:
+        plan: of this package's worker; None if SGLang's own serves.
+        reason: why SGLang's own worker serves.
+        launch: of a launch that goes on, until SGLang has read the target and the plan is made.
+    """
+
+    plan: ServingPlan | None = None
+    reason: str | None = None
+    launch: Launch | None = None
+
+
+def decision_of(server_args: Any) -> Decision:
+    """Return what was decided; an empty decision for arguments of another algorithm or without this package."""
+    return cast(Decision, read_record(server_args) or Decision())
 
 
 class Worker(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,8 @@ from sglang_dflash.errors import DFlashError
 
 AUTO = "auto"
 _SIMILAR = 0.3  # of names
+# the end of a quantised variant's name, such as -FP8-dynamic, -AWQ-4bit or -quantized.w4a16
+_QUANTISED = re.compile(r"[-_.](?:(?:nv|mx)?fp[48]|awq|gptq|u?int[48]|w[48]a(?:4|8|16)|[48]-?bit|quantized|bnb).*$")
 
 
 @cache
@@ -21,30 +25,47 @@ def published_pairs() -> dict[str, dict[str, Any]]:
     return pairs
 
 
-@cache
-def published_drafters() -> dict[str, str]:
-    """Return drafters by target repository, quantised targets included."""
-    cards = published_pairs().values()
-    return {target: card["drafter"] for card in cards for target in (card["target"], *card.get("also", ()))}
+def model_name(name_or_path: str) -> str:
+    """Return the last part of a hub id or path in lower case; of a snapshot in the hub's cache, the repository's."""
+    parts = Path(os.path.abspath(name_or_path)).parts
+    cached = next((part for part in reversed(parts) if part.startswith("models--")), parts[-1])
+    return cached.rpartition("--")[2].lower()
 
 
-def drafter_of(target: str) -> str:
-    """Return the drafter that ``auto`` means; DFlashError for a target without a published one."""
-    known = published_drafters()
-    if target in known:
-        return known[target]
-    by_name = {Path(each).name.lower(): each for each in known}
-    near = [by_name[name] for name in get_close_matches(Path(target).name.lower(), by_name, 3, _SIMILAR)]
-    raise DFlashError(
-        f"--speculative-draft-model-path {AUTO}: no drafter is published for {target}",
-        remedy=f"name the drafter, name a target with one (such as {', '.join(near or list(known)[:3])}), or leave "
-        "the flag out to copy repeated text without a drafter",
-    )
+def base_name(name_or_path: str) -> str:
+    """Return a model's name without the suffix of a quantised variant."""
+    return _QUANTISED.sub("", model_name(name_or_path))
+
+
+def card_of_target(name_or_path: str) -> dict[str, Any] | None:
+    """Return the card for a target or its base model. Case, owner and folder do not matter."""
+    wanted = base_name(name_or_path)
+    return next((card for card in published_pairs().values() if model_name(card["target"]) == wanted), None)
+
+
+def parsers_of(target: str) -> dict[str, str]:
+    """Return SGLang's parsers for a target's thoughts and calls, by argument. SGLang's cookbook names them."""
+    found: dict[str, str] = (card_of_target(target) or {}).get("parsers", {})
+    return found
 
 
 def card_of_drafter(name_or_path: str) -> dict[str, Any] | None:
-    last = Path(name_or_path).name.lower()
-    return next((card for card in published_pairs().values() if Path(card["drafter"]).name.lower() == last), None)
+    wanted = model_name(name_or_path)
+    cards = published_pairs().values()
+    return next((card for card in cards if wanted in map(model_name, (card["drafter"], *card.get("others", ())))), None)
+
+
+def drafter_of(target: str) -> str:
+    """Return the drafter that ``auto`` means; DFlashError for a target without a known one."""
+    if card := card_of_target(target):
+        return str(card["drafter"])
+    by_name = {model_name(card["target"]): card["target"] for card in published_pairs().values()}
+    near = [by_name[name] for name in get_close_matches(base_name(target), by_name, 3, _SIMILAR)]
+    raise DFlashError(
+        f"--speculative-draft-model-path {AUTO}: this release knows no drafter for {target}, only for other targets "
+        f"such as {', '.join(near or [*by_name.values()][:3])}",
+        remedy="name the drafter, or leave the flag out to copy repeated text without one",
+    )
 
 
 def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, float]]:
@@ -56,6 +77,5 @@ def accept_lengths(card: dict[str, Any], block: int) -> tuple[int, dict[str, flo
 
 def other_target(drafter: str, target: str) -> str | None:
     """Return a published drafter's target if ``target``, a name or path, is another published target."""
-    card, served = card_of_drafter(drafter), Path(target).name.lower()
-    others = {Path(name).name.lower() for name, own in published_drafters().items() if card and own != card["drafter"]}
-    return str(card["target"]) if card and served in others else None
+    card, served = card_of_drafter(drafter), card_of_target(target)
+    return str(card["target"]) if card and served and served is not card else None

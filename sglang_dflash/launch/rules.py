@@ -1,7 +1,4 @@
-"""The rules of a launch, in the order in which a start and ``sglang-dflash check`` apply them.
-
-Sources: SGLang 0.5.23's ``layers/attention/attention_registry.py`` and ``arg_groups/attention_hook.py``.
-"""
+"""The rules of a launch, in the order in which a start and ``sglang-dflash check`` apply them."""
 
 from __future__ import annotations
 
@@ -9,44 +6,44 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from sglang_dflash.errors import DFlashError, Finding, error, note, ok, warn
+from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch import choice
 from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
 from sglang_dflash.launch.plan import check_backup, check_overlap
-from sglang_dflash.launch.published import published_drafters
-from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH, READ, flag_of
+from sglang_dflash.launch.published import card_of_target
+from sglang_dflash.launch.settings import DRAFTER_ARGUMENTS, ONE_FORWARD_SWITCH, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
 from sglang_dflash.launch.widths import check_widths
 
 Rule = Callable[[Launch], Iterator[Finding]]
 
-# backend -> major compute capabilities that can run it
-_MAJORS = {"fa3": {8, 9}, "fa4": {9, 10, 11}, "trtllm_mha": {9, 10, 12}, "aiter": set[int]()}
-# for blocks: on sm_120 and sm_121 FlashInfer's kernel for trtllm_mla takes one token per request
-_MAJORS |= {"flashmla": {9}, "trtllm_mla": {10}, "cutedsl_mla": {10}}
-_HYBRID_ON_BLACKWELL = {"triton", "trtllm_mha", "flashinfer", "fa4"}
 _TARGET_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _DRAFT_BACKEND = "speculative_draft_attention_backend"
 
 
 def judge(launch: Launch, rules: Mapping[str, Rule]) -> Iterator[Finding]:
-    """Yield the first finding of each rule, an ok one without any.
+    """Yield all errors of each rule, and its first other finding, if any, before them; an ok one without any.
 
-    The last one may have the level ``builtin``, or say why no later rule can read the pair.
+    A ``builtin`` finding is the last. So is the error that a rule raises: later rules could not read the pair.
     """
     for about, rule in rules.items():
+        is_first = True
         try:
-            found = next(rule(launch), ok("as expected"))
-            if found.level == "builtin":
-                found = next(choice.served_by_neither(found.value, launch), found)
+            for found in rule(launch):
+                if found.level == "builtin":
+                    yield replace(next(choice.served_by_neither(found.value, launch), found), about=about)
+                    return
+                if is_first or found.level == "error":
+                    yield replace(found, about=about)
+                is_first = False
         except DFlashError as refused:
-            found = Finding.of(refused)
-        yield replace(found, about=about)
-        if found.level == "builtin" or (found.level in ("warn", "error") and about in _DECISIVE):
+            yield Finding.of(refused, about)
             return
+        if is_first:
+            yield ok("", about=about)
 
 
 def _variables(launch: Launch) -> Iterator[Finding]:
@@ -55,13 +52,9 @@ def _variables(launch: Launch) -> Iterator[Finding]:
 
 
 def _configuration(launch: Launch) -> Iterator[Finding]:
-    if launch.device.kind == "gpu" and launch.kind:
-        yield warn(
-            f"the drafter type is {launch.kind}",
-            remedy="none needed on a GPU: SGLang's own worker serves it, without this package's features",
-        )
-    else:
-        _ = launch.drafter, launch.widths, launch.hybrid
+    if launch.foreign_type:
+        yield builtin(f"the drafter type is {launch.foreign_type}")
+    _ = launch.drafter, launch.widths, launch.hybrid
 
 
 def _drafter_path(launch: Launch) -> Iterator[Finding]:
@@ -73,15 +66,13 @@ def _drafter_path(launch: Launch) -> Iterator[Finding]:
             f"--disaggregation-mode {settings.disaggregation_mode} without a drafter",
             remedy="set --speculative-draft-model-path, or leave --disaggregation-mode out",
         )
-    for flag in (
-        flag_of(name) for name in sorted(READ) if name.startswith("speculative_draft_") and getattr(settings, name)
-    ):
+    for flag in (flag_of(name) for name in DRAFTER_ARGUMENTS if getattr(settings, name)):
         yield error(
             f"{flag} without --speculative-draft-model-path",
             remedy=f"set --speculative-draft-model-path, or leave {flag} out",
         )
-    drafter = published_drafters().get(settings.model_path)
-    published = f"; --speculative-draft-model-path auto serves the published drafter {drafter}" if drafter else ""
+    card = card_of_target(settings.model_path)
+    published = f"; --speculative-draft-model-path auto serves {card['drafter']}" if card else ""
     yield note(
         f"there is no drafter: blocks are copied from text that a request repeats{published}",
         remedy="none needed; a drafter's card names its target",
@@ -113,36 +104,18 @@ def _acceptance(launch: Launch) -> Iterator[Finding]:
 
 
 def _backend(name: str, launch: Launch) -> Iterator[Finding]:
-    settings, device, of_target = launch.settings, launch.device, name in _TARGET_BACKENDS
+    settings, device, flag = launch.settings, launch.device, flag_of(name)
     if device.capability is None:
         yield ok(f"not checked against {device.name}: no CUDA compute capability is known")
         return
-    (major, minor), best, backend = device.capability, default_backend(launch.text, device), getattr(settings, name)
+    best = default_backend(launch.text, device)
     is_default = name == "attention_backend" and not any(getattr(settings, each) for each in _TARGET_BACKENDS)
-    backend = best if is_default else backend
-    if backend is None:
-        return
-    limited = launch.hybrid and device.is_blackwell and of_target
-    runs = _runs(backend, major) and not (limited and backend not in _HYBRID_ON_BLACKWELL)
-    obstacle = verify_obstacle(backend, launch.text, major) if of_target else None
-    offered = [device.default_backend, "flashinfer", "triton"]
-    if of_target:
-        offered = [each for each in (best, "fa3", *offered[1:]) if _serves(each, launch, major)]
-    if obstacle or not runs:
-        flag = flag_of(name)
+    backend, text = best if is_default else getattr(settings, name), launch.text if name in _TARGET_BACKENDS else {}
+    obstacles = {each: verify_obstacle(each, text, device.capability[0]) for each in (best, "fa3", "triton", backend)}
+    if obstacles[backend]:
         given = f"SGLang's choice {backend}" if is_default else f"{flag} {backend}"
-        yield error(
-            f"{given} on {device.name} (compute capability {major}.{minor}){f': {obstacle}' if runs else ''}",
-            remedy=f"set {flag} {offered[0]}",
-        )
-
-
-def _runs(backend: str, major: int) -> bool:
-    return major in _MAJORS.get(backend, {major})
-
-
-def _serves(backend: str, launch: Launch, major: int) -> bool:
-    return _runs(backend, major) and verify_obstacle(backend, launch.text, major) is None
+        served = next(each for each, obstacle in obstacles.items() if obstacle is None)
+        yield error(f"{given} on {device.name}: {obstacles[backend]}", remedy=f"set {flag} {served}")
 
 
 def _draft_backend(launch: Launch) -> Iterator[Finding]:
@@ -154,11 +127,9 @@ def _draft_backend(launch: Launch) -> Iterator[Finding]:
             f"--speculative-draft-attention-backend {OUR_BACKEND}: {obstacle}",
             remedy="leave --speculative-draft-attention-backend out",
         )
-    if launch.settings.wants_one_forward and backend != OUR_BACKEND:
-        yield warn(
-            f"{ONE_FORWARD_SWITCH}=1 has no effect: the drafter's attention is {backend or 'unknown'}",
-            remedy=f"set it, or unset {ONE_FORWARD_SWITCH}",
-        )
+    other = f"the drafter's attention backend {backend or 'unknown'}" if backend != OUR_BACKEND else None
+    if launch.settings.asks_one_forward and (obstacle := launch.settings.one_forward_obstacle or other):
+        yield warn(f"{ONE_FORWARD_SWITCH}=1 has no effect with {obstacle}", remedy=f"unset {ONE_FORWARD_SWITCH}")
     yield ok(str(backend or "unknown"))
 
 
@@ -183,13 +154,12 @@ EARLY: dict[str, Rule] = {
 # With the resolved ones
 LATE: dict[str, Rule] = {
     "worker": choice.check_worker,
+    "recurrent states": check_states,
     "DP attention": choice.check_dp_attention,
     "other uses": choice.check_uses,
     "widths": check_widths,
-    "recurrent states": check_states,
     "replay records": check_records,
     "overlap": check_overlap,
     "drafter's weights": check_backup,
     "exact": check_exact,
 }
-_DECISIVE = {"variables and numbers", "target", "configuration"}

@@ -1,4 +1,4 @@
-"""Every server argument and environment variable that this package reads."""
+"""The server arguments and environment variables that this package reads."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from sglang_dflash.drafter.checkpoint import parse_object
-from sglang_dflash.errors import DFlashError
+from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.upstream import BUILTIN, SWITCH
 
 OURS = "sglang-dflash"
-COPIES_SWITCH = "SGLANG_DFLASH_COPIES"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
-REPLAY_SWITCH = "SGLANG_DFLASH_STATE_REPLAY"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
 _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS |= dict.fromkeys((COPIES_SWITCH, REPLAY_SWITCH, ONE_FORWARD_SWITCH), ("0", "1"))
+_WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
@@ -47,45 +45,29 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "swa_full_tokens_ratio": (1e-6, 1),
     "tp_size": (1, 1 << 16),
 }
-_OTHERS = {
-    "model": ("model_path", "revision", "trust_remote_code", "json_model_override_args", "chat_template", "dtype"),
-    "weights": ("quantization", "cpu_offload_gb", "offload_group_size", "enable_weights_cpu_backup", "enable_lora"),
-    "device": ("device", "base_gpu_id", "enable_memory_saver", "enable_torch_compile", "enable_nvidia_megakernel"),
-    "K/V": ("kv_cache_dtype", "disable_radix_cache", "enable_unified_memory", "enable_hierarchical_cache"),
-    "sliding layers": ("disable_hybrid_swa_memory",),
-    "attention": ("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
-    "linear attention": ("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend"),
-    "verify of states": ("linear_attn_verify_backend", "enable_linear_replayssm", "enable_linear_replayssm_spec"),
-    "states": ("mamba_ssm_dtype", "mamba_radix_cache_strategy"),
-    "other kernels": ("moe_runner_backend", "bf16_gemm_backend", "grammar_backend", "enable_deterministic_inference"),
-    "ranks": ("attn_cp_size", "attn_dp_size", "dp_size", "enable_dp_attention", "enable_dp_lm_head"),
-    "disaggregation": ("disaggregation_mode", "disaggregation_decode_extra_slots", "enable_pd_role_switch"),
-    "retraction": ("disaggregation_decode_retraction_backup",),
-    "batches": ("chunked_prefill_size", "enable_mixed_chunk", "disable_overlap_schedule", "enable_watermark"),
-    "acceptance": ("speculative_accept_threshold_acc", "speculative_accept_threshold_single"),
-    "sampled acceptance": ("speculative_use_rejection_sampling", "speculative_use_block_verification"),
-    "widths": ("speculative_adaptive", "speculative_adaptive_config"),
-    "drafter": ("speculative_draft_model_path", "speculative_draft_model_revision"),
-    "drafter's weights": ("speculative_draft_model_quantization",),
-    "drafter's attention": ("speculative_draft_attention_backend", "speculative_draft_kv_cache_dtype"),
-}
-READ = frozenset(_LIMITS).union(*_OTHERS.values())  # `check` names other arguments that a command sets
+# of a drafter, without which they are an error
+DRAFTER_ARGUMENTS = tuple(
+    f"speculative_draft_{name}"
+    for name in ("attention_backend", "kv_cache_dtype", "model_quantization", "model_revision", "window_size")
+)
 
 
 @dataclass(frozen=True)
 class Settings:
     """SGLang's arguments as attributes, by SGLang's names; None means unset.
 
-    Each read returns what SGLang has resolved so far. ``changes`` replace arguments.
+    Each read returns what SGLang has resolved so far, and adds the name to ``read``. ``changes`` replace arguments.
     """
 
     arguments: Any = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     changes: Mapping[str, Any] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set, compare=False)  # shared with the settings that `changed` returns
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # of copies and pickles
             raise AttributeError(name)
+        self.read.add(name)
         return self.changes[name] if name in self.changes else getattr(self.arguments, name)
 
     def changed(self, **changes: Any) -> Settings:
@@ -111,12 +93,22 @@ class Settings:
         return self.variable(SWITCH) == BUILTIN
 
     @property
-    def wants_one_forward(self) -> bool:
+    def asks_one_forward(self) -> bool:
         return self.variable(ONE_FORWARD_SWITCH) == "1"
 
     @property
-    def dequantises(self) -> bool:
-        return self.speculative_draft_model_quantization in (None, PLAIN_LAYERS)
+    def one_forward_obstacle(self) -> str | None:
+        """Why this package cannot replay the drafter's graphs, or None. With several ranks, one could fail alone."""
+        backend = self.cuda_graph_backend_decode
+        return first_true({
+            f"--tp-size {self.tp_size}": self.tp_size > 1,
+            "--enable-pdmux": self.enable_pdmux,
+            f"--cuda-graph-backend-decode {backend}": backend not in (None, "full"),
+        })  # fmt: skip
+
+    @property
+    def wants_one_forward(self) -> bool:
+        return self.asks_one_forward and self.one_forward_obstacle is None
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -132,6 +124,11 @@ class Settings:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
         # the old spelling, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the whole server behind one address (``--dp-size`` without DP attention)."""
+        return 1 if self.enable_dp_attention else max(1, self.dp_size)
 
     @property
     def sharing(self) -> int:
@@ -169,7 +166,7 @@ def slots_per_request(settings: Any) -> int:
 
 
 def in_transfer(settings: Any) -> int | None:
-    """Return the requests that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation`` does.
+    """Return the requests per replica that hold rows during a K/V transfer, as SGLang's ``handle_pd_disaggregation``.
 
     None without disaggregation.
     """
@@ -178,5 +175,5 @@ def in_transfer(settings: Any) -> int | None:
     extra = cast("int | None", settings.disaggregation_decode_extra_slots)
     if settings.disaggregation_mode == "prefill" or extra is not None:
         return extra or 0
-    running = settings.max_running_requests or MAX_RUNNING
+    running = max(1, (settings.max_running_requests or MAX_RUNNING) // (settings.replicas * settings.groups))
     return 2 * running if running <= 32 else 0

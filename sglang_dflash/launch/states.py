@@ -1,54 +1,52 @@
-"""Recurrent states (gated delta net): replayed or stored per draft token, their dtype, and snapshots."""
+"""Recurrent states (gated delta net): what prevents a replay, their dtype, and snapshots."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from sglang_dflash.errors import Finding, error, first_true, note, ok
+from sglang_dflash.errors import Finding, builtin, error, first_true, ok
 from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.settings import REPLAY_SWITCH
 
-_REQUEST, _RECORDS_FLAG = "--enable-linear-replayssm-spec", "--linear-replayssm-cache-len"
+_RECORDS_FLAG = "--linear-replayssm-cache-len"
 _RECORDS = 16  # SGLang's default
 _RAGGED_VERIFY = "SGLANG_RAGGED_VERIFY_MODE"
 _REPLAYING_BACKENDS = ("triton", "flashinfer")
 _MIN_RING = 16  # SGLang's kernels multiply tiles of at least 16
-_CHUNK, _MAMBA_CHUNK = 64, 256  # tokens of SGLang's GDN and Mamba2 kernels
+_CHUNK = 64  # tokens of SGLang's GDN kernels
 CONV_DTYPE = "SGLANG_MAMBA_CONV_DTYPE"
 
 
-def states_kept_by(launch: Launch) -> str | None:
-    """Return why a hybrid target's recurrent state is stored per draft token, or None: states are replayed.
+def why_not_replayed(launch: Launch) -> str | None:
+    """Return why the recurrent states of a target cannot be replayed, or None.
 
     Sources: SGLang's ``handle_linear_attn_backend``, and ``unified_memory_pool.py``, which allocates no records.
     """
     settings = launch.settings
     backend, ragged = settings.decode_backend, settings.variable(_RAGGED_VERIFY)
+    prefills = settings.disaggregation_mode == "prefill"
     return first_true({
-        f"{REPLAY_SWITCH}=0": settings.variable(REPLAY_SWITCH) == "0",
         f"the linear-attention backend is {backend}": backend not in _REPLAYING_BACKENDS,
         "--enable-linear-replayssm keeps separate records": settings.enable_linear_replayssm,
-        "--disaggregation-mode prefill: this server verifies nothing": settings.disaggregation_mode == "prefill",
         "--enable-unified-memory allocates no records": settings.enable_unified_memory,
+        "a prefill server with --enable-pd-role-switch allocates no records": prefills
+        and settings.enable_pd_role_switch,
         f"{_RAGGED_VERIFY}={ragged}": ragged not in ("", "static"),
     })  # fmt: skip
 
 
 def replays(launch: Launch) -> bool:
-    return launch.hybrid and states_kept_by(launch) is None
+    """Return whether a server replays recurrent states; a prefill server verifies nothing."""
+    return launch.hybrid and launch.settings.disaggregation_mode != "prefill"
 
 
 def check_states(launch: Launch) -> Iterator[Finding]:
-    settings, reason = launch.settings, states_kept_by(launch)
-    if not launch.hybrid:
-        return
-    if reason and (settings.enable_linear_replayssm_spec or settings.variable(REPLAY_SWITCH) == "1"):
-        request = _REQUEST if settings.enable_linear_replayssm_spec else f"{REPLAY_SWITCH}=1"
-        yield error(f"{request}, but {reason}", remedy=f"leave {request} out: states are replayed wherever they can be")
-    if reason:
-        yield note(f"stored per draft token: {reason}")
-    yield ok(f"replayed ({REPLAY_SWITCH}=0 stores one per draft token)")
+    if launch.other_states:
+        yield builtin("the target has recurrent states that are not those of gated delta nets")
+    if launch.hybrid and (reason := why_not_replayed(launch)):
+        yield builtin(f"recurrent states cannot be replayed: {reason}")
+    if replays(launch):
+        yield ok("replayed")
 
 
 def check_records(launch: Launch) -> Iterator[Finding]:
@@ -99,16 +97,15 @@ def state_dtype(launch: Launch) -> str:
 
 def snapshot_grid(launch: Launch) -> int:
     """Return the tokens between two snapshots of a decoding request, SGLang's ``mamba_track_grid``."""
-    text, settings = launch.text, launch.settings
-    chunk = text.get("mamba_chunk_size") or (launch.layers.mamba and text.get("chunk_size", _MAMBA_CHUNK))
-    return math.lcm(max(chunk or _CHUNK, settings.page), settings.mamba_track_interval or 1)
+    settings, chunk = launch.settings, launch.text.get("mamba_chunk_size") or _CHUNK
+    return math.lcm(max(chunk, settings.page), settings.mamba_track_interval or 1)
 
 
 def check_snapshots(launch: Launch) -> Iterator[Finding]:
     """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
     settings, block, interval = launch.settings, launch.block, launch.settings.mamba_track_interval
     caches = not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
-    if not (launch.recurrent and caches) or interval is None:
+    if not (launch.hybrid and caches) or interval is None:
         return
     grid, blocks = snapshot_grid(launch), 1 if settings.disable_overlap_schedule else 2
     if interval < block or grid < blocks * block:

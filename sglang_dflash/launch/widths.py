@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
-from pydantic.dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.drafter.checkpoint import read_object
-from sglang_dflash.errors import DFlashError, Finding, error, first_problem
-from sglang_dflash.launch.settings import COPIES_SWITCH
+from sglang_dflash.errors import DFlashError, Finding, error
 
 if TYPE_CHECKING:
     from sglang_dflash.launch.asked import Launch
 
 FLAG = "--speculative-adaptive-config"
-_Width = Annotated[int, Field(ge=1)]
-_Widths = Annotated[
-    tuple[_Width, ...], Field(strict=False, min_length=1), AfterValidator(lambda found: tuple(sorted(set(found))))
-]
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True)
 class WidthConfig:
     """The file.
 
     Attributes:
-        widths: empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and server.
+        widths: ascending; empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and
+            server.
     """
 
-    widths: _Widths = ()
+    widths: tuple[int, ...] = ()
 
     def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
         """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
@@ -57,41 +51,29 @@ def read_config(path: str | None) -> WidthConfig:
     if path is None:
         return WidthConfig()
     try:
-        found = read_object(Path(path))
+        problem = _problem(found := read_object(Path(path)))
     except DFlashError as error:
-        remedy = 'write a JSON object, such as {"widths": [1, 8, 16]}, or leave the flag out'
-        raise DFlashError(f"{FLAG}: {error.problem}", remedy=remedy) from None
-    return parse_config(found)
+        problem = error.problem
+    if problem:
+        raise DFlashError(f"{FLAG}: {problem}", remedy='write {"widths": [1, 2, 4, 8, 16]}, or leave the flag out')
+    return WidthConfig(tuple(sorted({*found.get("widths", ())})))
 
 
-def parse_config(found: dict[str, Any]) -> WidthConfig:
-    """Errors as in :func:`read_config`."""
-    try:
-        return WidthConfig(**found)
-    except ValidationError as error:
-        key, expected = first_problem(error)
-    remedy = "correct it, or leave it out"
-    if key not in vars(WidthConfig()):
-        expected = "left out, as the only key is widths"
-    if key.isdigit():  # as in SGLang's own format
-        remedy = (
-            'list the widths, such as {"widths": [1, 2, 4, 8, 16]} (a width is SGLang\'s steps plus 1); the server '
-            "measures which one is the fastest at each batch size"
-        )
-    raise DFlashError(f"{FLAG}: {key} is {json.dumps(found[key])} and should be {expected}", remedy=remedy)
+def _problem(found: dict[str, Any]) -> str | None:
+    for key in found.keys() - {"widths"}:
+        sglangs = ": a width is SGLang's steps plus 1, and the server measures which is the fastest at each batch size"
+        return f"the key {key} is unknown" + sglangs * key.isdigit()
+    widths = found.get("widths", [1])
+    if widths and isinstance(widths, list) and all(type(width) is int and width >= 1 for width in widths):
+        return None
+    return f"widths is {json.dumps(widths)}, not a list of numbers from 1"
 
 
 def check_widths(launch: Launch) -> Iterator[Finding]:
-    """And that something drafts."""
     file = launch.settings.speculative_adaptive_config
     if launch.widths is not None:
         launch.widths.widths_for(launch.block, launch.drafter.block_size)
     elif file is not None:
         yield error(
             f"{FLAG} {file} without --speculative-adaptive", remedy="add --speculative-adaptive, or leave the file out"
-        )
-    if not (launch.has_drafter or launch.copies):
-        yield error(
-            "nothing drafts: there is no drafter, and blocks are not copied",
-            remedy=f"set --speculative-draft-model-path, or unset {COPIES_SWITCH}",
         )

@@ -1,9 +1,12 @@
-"""How a target captures the layers that a drafter reads, where SGLang 0.5.23 has no working method for DFLASH."""
+"""Which layers a target captures for a drafter, where SGLang 0.5.23 has no working method for DFLASH."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from sglang_dflash.launch.plan import decision_of
+from sglang_dflash.upstream.launch import get_server_args
 
 
 def _as_for_eagle3(model: Any, layer_ids: list[int]) -> None:
@@ -34,3 +37,10 @@ def capture_layers(original: Callable[..., None], **arguments: Any) -> None:
         capture(model, arguments["dflash_target_layer_ids"])
     else:
         original(**arguments)
+
+
+def capture_without_drafter(original: Callable[..., None], **kwargs: Any) -> None:
+    """Hook around ``_resolve_dflash_aux_hidden_state``: without a drafter, capture no hidden states."""
+    plan = decision_of(get_server_args()).plan
+    if plan is None or plan.has_drafter:
+        original(**kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,17 @@ from sglang.srt.configs.draft_parallel import DraftParallelSpec, DraftTPExecutio
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.models.qwen2 import Qwen2MLP
+from sglang.srt.models.utils import WeightsMapper
 from sglang.srt.runtime_context import get_spec
 from torch import Tensor, nn
 
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.drafter.tensors import TARGET_TO_DRAFT, LoadReport
+from sglang_dflash.drafter.tensors import PACKED, TARGET_TO_DRAFT, LoadReport, destination
 from sglang_dflash.launch.plan import current
 from sglang_dflash.model.attention import BlockNormRope, ContextProjection, DrafterAttention, QKNormRope, window_left
 from sglang_dflash.model.dflash2 import BlockConvolution, CandidateSelector
@@ -64,6 +66,19 @@ class StagedContext:
         return len(self.slots)
 
 
+class StoredQuantisation:
+    """SGLang's quantisation of the layers that a checkpoint stores quantised; ``plain`` modules are not.
+
+    AWQ and GPTQ quantise no layer outside of the transformer's, and declare none of the others.
+    """
+
+    def __init__(self, config: Any, plain: Collection[str]) -> None:
+        self._config, self._plain = config, {destination(module)[0] for module in plain}
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        return UnquantizedLinearMethod() if prefix in self._plain else self._config.get_quant_method(layer, prefix)
+
+
 class DrafterLayer(nn.Module):
     # a separate residual fuses with the norms
     def __init__(self, config: DrafterConfig, layer_id: int, quant_config: Any, prefix: str) -> None:
@@ -97,11 +112,15 @@ class DrafterLayer(nn.Module):
 class DFlashDraftModel(nn.Module):
     # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
+    # with which SGLang reads a list of ignored layers
+    packed_modules_mapping = PACKED
+    hf_to_sglang_mapper = WeightsMapper(orig_to_new_prefix={"model.": ""})
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__()
         self.config = config
         self.drafter_config = parsed = current.worker.plan.drafter
+        quant_config = quant_config and StoredQuantisation(quant_config, parsed.plain_modules)
         rotary = get_rope(
             parsed.head_dim,
             rotary_dim=parsed.rotary_dim,
@@ -201,10 +220,16 @@ class DFlashDraftModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load a checkpoint; later calls (weight updates) may omit tensors. Errors as in :meth:`LoadReport.check`."""
-        report = LoadReport(self.drafter_config)
         params: dict[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        report = LoadReport(self.drafter_config, params)
         for name, shard, tensor in report.place(weights):
             loader = getattr(params[name], "weight_loader", default_weight_loader)
-            loader(params[name], tensor, *(() if shard is None else (shard,)))
+            try:
+                loader(params[name], tensor, *(() if shard is None else (shard,)))
+            except (AssertionError, RuntimeError, ValueError) as error:  # of a quantised layer's loaders
+                part = name if shard is None else f"{name} ({shard})"
+                report.misshaped.append(
+                    f"{part} is {list(tensor.shape)}, of {list(params[name].shape)} {error}".strip()
+                )
         report.check(complete=not self._complete)
         self._complete = True

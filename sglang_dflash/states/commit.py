@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import scatter_mamba_states_after_mtp_verify
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import track_mamba_states_all_layers
 from sglang.srt.runtime_context import get_schedule, mamba_track_grid
-from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 from torch import Tensor
 
 from sglang_dflash.states.replay import gdn_commit, pool_records
@@ -24,15 +22,12 @@ if TYPE_CHECKING:
 class RecurrentCommit:
     """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
     prefix-cache track boundaries. It runs before a step is published, as the scheduler may then reuse state slots.
-
-    ``replays``: the verify records writes instead of keeping states.
     """
 
     compiles_every_batch = False  # whether a commit is compiled for each batch size
     state_table: Tensor | None = None  # by request row; None for a target without recurrent states
 
-    def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
-        self._target, self._replays = target_worker, replays
+    def __init__(self, target_worker: TpModelWorker) -> None:
         self._requests = target_worker.model_runner.req_to_token_pool
         if getattr(self._requests, "mamba_pool", None) is not None:
             self.state_table = self._requests.req_index_to_mamba_index_mapping
@@ -48,30 +43,15 @@ class RecurrentCommit:
         if self.state_table is None:
             return
         track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
-        if step.width > 1 and not self._replays:
-            self._commit_kept(step, track)
-        elif step.width > 1:
-            self._commit_records(step, track)
+        if step.width > 1:
+            self._commit(step, track)
         elif track is not None:  # width 1 has advanced the states in place
             cache, crosses = self._requests.mamba_pool.mamba_cache, step.accepted.counts[1] > 0
             track_mamba_states_all_layers(
                 cache.conv[0], cache.temporal, step.state_slots, crosses, track, len(track), check_freed_slots=True
             )
 
-    def _commit_kept(self, step: Step, track: Tensor | None) -> None:
-        # SGLang's commit uses the slots that the verify read
-        batch, accepted = copy.copy(step.batch), step.accepted
-        batch.mamba_track_indices = track
-        commit_mamba_states_after_verify(
-            self._target,
-            batch,
-            accept_lens=accepted.accept_lens,
-            accept_index=step.tokens,  # only its size is read
-            draft_token_num=step.width,
-            prepared_step_indices=(accepted.ends[0], None if track is None else accepted.ends[1]),
-        )
-
-    def _commit_records(self, step: Step, track: Tensor | None) -> None:
+    def _commit(self, step: Step, track: Tensor | None) -> None:
         self.replay(step, track)
         states, accepted = self._requests.mamba_pool.mamba_cache, step.accepted
         windows = replace(states, temporal=states.temporal[:0])  # the states are advanced

@@ -27,7 +27,7 @@ def gdn_convolve_kernel(
     state_slot, state_channel, state_column, window_row, window_step, window_channel, window_column,
     recurrent, recurrent_slot, fetched, DIM: tl.constexpr, GATED: tl.constexpr, HEADS: tl.constexpr,
     PADDED: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr, UNIT: tl.constexpr, OVERLAP: tl.constexpr,
-    SILU: tl.constexpr, ROUND_BETA: tl.constexpr, LINES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
+    SILU: tl.constexpr, LINES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -48,11 +48,7 @@ def gdn_convolve_kernel(
             head = tl.arange(0, PADDED)[None, :]
             mask = in_block & (head < HEADS)
             tl.store(a_out + token * HEADS + head, tl.load(a + token * a_stride + head, mask=mask), mask=mask)
-            gate = tl.load(b + token * b_stride + head, mask=mask, other=0.0)
-            if ROUND_BETA:
-                beta = tl.sigmoid(gate.to(tl.float32)).to(b.dtype.element_ty).to(tl.float32)
-                gate = tl.log(beta / (1 - beta))
-            tl.store(b_out + token * HEADS + head, gate, mask=mask)
+            tl.store(b_out + token * HEADS + head, tl.load(b + token * b_stride + head, mask=mask), mask=mask)
         return
 
     # before the wait: what no kernel of this forward writes
@@ -103,17 +99,16 @@ def cached_lines(device):
 
 
 def gdn_convolve(
-    x, a, b, weight, bias, states, slots, windows, rows, *, width, silu=True, round_beta=False, recurrent=None,
+    x, a, b, weight, bias, states, slots, windows, rows, *, width, silu=True, recurrent=None,
 ):  # fmt: skip
     (tokens, HV), dim, gated = b.shape, len(weight), x.shape[1] - len(weight)
     assert_dense(weight, slots, rows, x[:1], a[:1], b[:1], None if recurrent is None else recurrent[:1])
     assert tokens == len(x) == len(a) == len(slots) * width and len(rows) >= len(slots) and width <= windows.shape[1]
     assert states.shape[1:] == windows.shape[2:] == (dim, TAPS - 1) and weight.shape[1] == TAPS
     assert weight.dtype == x.dtype
-    round_beta = round_beta and b.element_size() == 2
     out = Convolved(
         x.new_empty(tokens, dim), x.new_empty(tokens, HV, gated // HV), a.new_empty(tokens, HV),
-        b.new_empty(tokens, HV, dtype=torch.float32 if round_beta else b.dtype),
+        b.new_empty(tokens, HV),
     )  # fmt: skip
     unit, channels = gcd(x.stride(0), 8), gcd(dim, gated, _CHANNELS)  # a load has 16 bytes
     if tokens:
@@ -126,6 +121,6 @@ def gdn_convolve(
             recurrent, recurrent.stride(0) if lines else 0, cached_lines(x.device) // lines if lines else 0, DIM=dim,
             GATED=gated, HEADS=HV, PADDED=triton.next_power_of_2(HV), STEPS=_STEPS, CHANNELS=channels, UNIT=unit,
             LINES=lines, PART=triton.next_power_of_2(triton.cdiv(lines, dim // channels)),
-            OVERLAP=windows.stride(1) == windows.stride(3), SILU=silu, ROUND_BETA=round_beta, num_warps=4, **options,
+            OVERLAP=windows.stride(1) == windows.stride(3), SILU=silu, num_warps=4, **options,
         )  # fmt: skip
     return out

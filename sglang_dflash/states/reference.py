@@ -58,8 +58,7 @@ class Convolved(NamedTuple):
 
 def gdn_convolve(
     x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
-    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
-    recurrent: Tensor | None = None,
+    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, recurrent: Tensor | None = None,
 ) -> Convolved:  # fmt: skip
     """Convolve ``width`` tokens of every request with what came before them, and record the inputs for a commit.
 
@@ -71,7 +70,6 @@ def gdn_convolve(
         states: last inputs of each slot, of one layer, ``[slots, dim, taps - 1]``; slots: ``[bs]``.
         windows: last inputs after each token, ``[R, L >= width, dim, taps - 1]``; those of consecutive tokens may share
             memory. The first ``bs`` entries of ``rows``, all different, are written.
-        round_beta: return ``b`` in fp32 such that its sigmoid is ``sigmoid(b)``, rounded to the dtype of ``b``.
         recurrent: states ``[slots, HV, V, K]`` that the rule reads next. The kernel fetches them to the L2 cache.
     """
     (dim, taps), bs, HV = weight.shape, len(slots), b.shape[1]
@@ -87,8 +85,7 @@ def gdn_convolve(
         window, after = windows.select(1, t), inputs[:, t + 1 : t + taps].mT.to(windows.dtype)
         window.index_copy_(0, rows, torch.where(live, after, window.index_select(0, rows)))
     mixed = torch.where(live, result.to(x.dtype), 0).flatten(0, 1)
-    rounded = b.sigmoid().float().logit() if round_beta and b.dtype != torch.float32 else b.clone()
-    return Convolved(mixed, x[:, dim:].reshape(len(x), HV, (x.shape[1] - dim) // HV), a.clone(), rounded)
+    return Convolved(mixed, x[:, dim:].reshape(len(x), HV, (x.shape[1] - dim) // HV), a.clone(), b.clone())
 
 
 def normalized(x: Tensor) -> Tensor:

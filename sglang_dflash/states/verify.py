@@ -1,8 +1,8 @@
 """The verify of a GDN layer, from its input projections to its gated norm, in place of SGLang's.
 
-Two kernels: the convolution, and a rule: the gated delta rule, which records a block or keeps its states. Where
-SGLang's model passes its projections as they are (``models/qwen3_5.py``, on CUDA), the first one also splits them;
-elsewhere SGLang has split them before.
+Two kernels: the convolution, and a rule: the gated delta rule, which records a block. Where SGLang's model passes
+its projections as they are (``models/qwen3_5.py``, on CUDA), the first one also splits them; elsewhere SGLang has split
+them before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dflash.launch.plan import current
 from sglang_dflash.ops import by_device
 from sglang_dflash.states import reference, replay
 from sglang_dflash.upstream.hooks import Hooks
@@ -21,24 +20,21 @@ from sglang_dflash.upstream.hooks import Hooks
 gdn_convolve = by_device(reference.gdn_convolve, "sglang_dflash.states.convolution")
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # of ``gdn_verify``: q to slots
-# returns outputs [N, HV, V] of these, SGLang's pools of the layer, its backend and its batch
-Rule = Callable[[Inputs, Any, Any, Any], Any]
+Rule = Callable[
+    [Inputs, Any, Any], Tensor
+]  # of these, SGLang's pools of the layer and its batch, to outputs [N, HV, V]
 
 
 def take_projections(_: None, backend: Any, *args: Any, **options: Any) -> None:
-    """Hook after ``GDNAttnBackend.__init__``: make SGLang's models pass projections unsplit, and :func:`verify` run.
-
-    FlashInfer's verify of kept states wants separate queries, keys and values, so SGLang's own code calls it.
-    """
-    by_flashinfer = backend.kernel_dispatcher.verify_kernel_is_flashinfer
-    backend.supports_packed_verify = current.worker.plan.replay or not by_flashinfer
+    """Hook after ``GDNAttnBackend.__init__``: make SGLang's models pass projections unsplit."""
+    backend.supports_packed_verify = True
 
 
 def verify(
     rule: Rule, original: Any, backend: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
 ) -> Any:
     """Hook around ``GDNAttnBackend.forward_extend``: return the outputs, and z if the projections are unsplit."""
-    if not (backend.supports_packed_verify and forward_batch.forward_mode.is_target_verify()):
+    if not forward_batch.forward_mode.is_target_verify():
         return original(backend, layer=layer, forward_batch=forward_batch, mixed_qkv=mixed_qkv, a=a, b=b, **rest)
     if unsplit := isinstance(mixed_qkv, tuple):
         mixed_qkv, gates = mixed_qkv
@@ -57,43 +53,21 @@ def verify(
         backend.verify_intermediate_state_indices[: len(slots)],
         width=width,
         silu=bool(layer.activation),
-        round_beta=rule is keep and replay.decode_rounds_beta(),
         recurrent=cache.temporal,
     )
     q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v = v.unflatten(-1, (-1, layer.head_v_dim))
-    out = rule((q, k, v, a, b, layer.A_log, layer.dt_bias, cache.temporal, slots), cache, backend, forward_batch)
+    out = rule((q, k, v, a, b, layer.A_log, layer.dt_bias, cache.temporal, slots), cache, forward_batch)
     return (out, z) if unsplit else out
 
 
-def record(inputs: Inputs, cache: Any, backend: Any, forward_batch: Any) -> Tensor:
+def record(inputs: Inputs, cache: Any, forward_batch: Any) -> Tensor:
     """Run a block of one layer and record its writes for a replay."""
     records, rows = replay.pool_records(cache), forward_batch.req_pool_indices[: len(inputs[-1])]
     width, scale = forward_batch.spec_info.draft_token_num, inputs[1].shape[-1] ** -0.5
     rounds = replay.decode_rounds_beta()
     return replay.gdn_verify(*inputs, records, rows, width=width, scale=scale, round_beta=rounds)
-
-
-def keep(inputs: Inputs, cache: Any, backend: Any, forward_batch: Any) -> Any:
-    """Run a block of one layer by SGLang's kernel, which keeps the state after every token."""
-    q, k, v, a, b, A_log, dt_bias, states, slots = inputs
-    return backend.kernel_dispatcher.verify_kernel.target_verify(
-        A_log=A_log,
-        dt_bias=dt_bias,
-        q=q[None],
-        k=k[None],
-        v=v[None],
-        a=a,
-        b=b,
-        ssm_states=states,
-        cache_indices=slots,
-        query_start_loc=backend.forward_metadata.query_start_loc,
-        intermediate_states_buffer=cache.intermediate_ssm,
-        intermediate_state_indices=backend.verify_intermediate_state_indices[: len(slots)],
-        cache_steps=forward_batch.spec_info.draft_token_num,
-        retrieve_parent_token=None,
-    )
 
 
 def hooks(rule: Rule) -> Hooks:
@@ -105,4 +79,4 @@ def hooks(rule: Rule) -> Hooks:
     )
 
 
-RECORDED, KEPT = hooks(record), hooks(keep)
+HOOKS = hooks(record)

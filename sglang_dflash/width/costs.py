@@ -7,14 +7,13 @@ Predictions never fall with width.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
-from math import exp, inf, log, sqrt
+from math import exp, inf, log
 from typing import Any
 
 FADING = 0.05  # weight of the newest step in a mean of many
 OUTLIER = 0.5  # clamp of log(measured / predicted): an outlier moves a settled cell by 5 %
-DOUBT = 0.3  # logarithm by which an unmeasured cell may be too high, divided by sqrt(1 + steps)
 
 
 class CostTable:
@@ -34,20 +33,14 @@ class CostTable:
 
     def row(self, batch_size: int) -> list[float]:
         """Return the predicted milliseconds by width."""
-        return list(accumulate(self._interpolated(self._cells, batch_size, self._drift), max))
-
-    def lower_bounds(self, batch_size: int) -> list[float]:
-        """Return the least plausible milliseconds: cells with few measured steps may be wrong."""
-        cells = self._interpolated(self._cells, batch_size, self._drift)
-        steps = self._interpolated(self._steps, batch_size)
-        return list(accumulate((ms * exp(-DOUBT / sqrt(1 + n)) for ms, n in zip(cells, steps, strict=True)), max))
+        return list(accumulate(self._times(batch_size), max))
 
     def observe(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Learn from a measured step; with ``at_most`` only that the prediction is too high."""
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)
-        predicted = self._interpolated(self._cells, batch_size, self._drift)[column]
+        predicted = self._times(batch_size)[column]
         error = max(-OUTLIER, min(OUTLIER, log(milliseconds / predicted)))
         if at_most and error >= 0:
             return
@@ -60,9 +53,9 @@ class CostTable:
             self._cells[row][column] *= exp(weight * (1 - to_drift) * error)
         self.measured += 1
 
-    def _interpolated(self, rows: Sequence[Sequence[float]], batch_size: int, factor: float = 1.0) -> list[float]:
+    def _times(self, batch_size: int) -> list[float]:
         low, high, share = self._between(batch_size)
-        return [factor * (a + share * (b - a)) for a, b in zip(rows[low], rows[high], strict=True)]
+        return [self._drift * (a + share * (b - a)) for a, b in zip(self._cells[low], self._cells[high], strict=True)]
 
     def _between(self, batch_size: int) -> tuple[int, int, float]:
         sizes = self.batch_sizes

@@ -42,11 +42,10 @@ class WidthPolicy:
     def __init__(self, *widths: int) -> None:
         self.widths = tuple(sorted(set(widths)))
 
-    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
+    def width(self, batch_size: int, matches: Sequence[int] = ()) -> int:
         """Return the positions of the next block, anchor included, out of ``widths``.
 
         Args:
-            context: committed tokens, summed over the batch.
             matches: number of requests in each of ``BUCKETS``, one step late; only the shares count.
         """
         return self.widths[-1]

@@ -70,7 +70,7 @@ class Accept:
         if step.state.room is not None:
             step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
         if SIMULATE_ACC_LEN > 0:
-            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN)
+            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN, step.state.room)
         step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
         if mask := step.verified.logits_output.sampling_mask_output:
             mask.map_device_tensors(lambda values: values.unflatten(0, (-1, step.width)))
@@ -131,12 +131,13 @@ class Accept:
         return tokens
 
 
-def simulate(drafts: Tensor, target_tokens: Tensor, mean: float) -> None:
-    """Overwrite both, int64 [bs, w], so that a step commits about ``mean`` tokens per request.
+def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, room: int | None = None) -> None:
+    """Overwrite both, int64 [bs, w], so that a step commits about ``mean`` tokens per request, at most ``room``.
 
     ``SGLANG_SIMULATE_ACC_LEN`` and its two companions mean what they mean to SGLang's worker. The text is wrong.
     """
-    length = sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, drafts.shape[1])
+    width = drafts.shape[1]
+    length = min(sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, width), width if room is None else room)
     if SIMULATE_ACC_TOKEN_MODE == "fixed":
         drafts[:, 1:], target_tokens[:] = _SIMULATED, _SIMULATED
     target_tokens[:, : length - 1] = drafts[:, 1:length]

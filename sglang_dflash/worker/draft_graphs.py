@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.model_executor.runner import set_global_graph_memory_pool
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 
@@ -23,11 +24,15 @@ class DraftGraphs(DecodeCudaGraphRunner):
     """Graphs of one width. Our attention reads lengths and slots on the device, so a replay needs one copy, no plan.
 
     The graphs read :data:`INPUTS`, int64 [bs * w] and [bs], where no other runner writes, so that a verify can be
-    planned before the draft. Rows past the batch are zeros: row and slot 0, a context of no token. If a capture fails,
-    SGLang's runner serves.
+    planned before the draft. Rows past the batch are zeros: row and slot 0, a context of no token. SGLang's runner
+    serves if a capture fails, and where graphs have segments.
     """
 
     def capture(self) -> None:
+        if isinstance(self.backend, BreakableCudaGraphBackend):
+            self.__class__ = DecodeCudaGraphRunner
+            self.capture()
+            return
         shapes = *(((self.max_bs, self.captured_req_width),) * 3), *(((self.max_bs,),) * 2)
         self._inputs = [torch.zeros(shape, dtype=torch.int64, device=self.device) for shape in shapes]
         self._of_batch = [[each[:bs] for each in self._inputs] for bs in range(self.max_bs + 1)]

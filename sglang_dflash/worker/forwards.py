@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from sglang.srt.speculative.spec_utils import draft_tp_context, prepare_mamba_track_for_verify
 from sglang.srt.utils.common import async_h2d
 from torch import Tensor
@@ -62,15 +63,23 @@ class Draft:
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
     def _forward(self, step: Step) -> Any:
-        bs, captured = len(step.tokens), getattr(self._drafter.decode_cuda_graph_runner, "capture_bs", ())
-        padded = next((size for size in captured if size >= bs), bs)
-        step.caught_up = self._inject.before_draft(padded * min(step.width, self._drafted))
+        rows, width = len(step.tokens), min(step.width, self._drafted)
         if (graphs := self.graphs_of(step)) is not None:
-            return graphs.replay(step, padded)
+            rows = padded(graphs, rows)
+            step.caught_up = self._inject.before_draft(rows * width)
+            return graphs.replay(step, rows)
         block = step.first(self._drafted, self._drafter.kv_index_translator) if step.width > self._drafted else step
-        forward_batch = self._batches(block, block.draft_kv)
+        forward_batch, runner = self._batches(block, block.draft_kv), self._drafter.decode_cuda_graph_runner
+        if isinstance(runner, DecodeCudaGraphRunner) and runner.can_run_graph(forward_batch):
+            rows = padded(runner, rows)
+        step.caught_up = self._inject.before_draft(rows * width)
         with draft_tp_context(self._ranks):
             return self._drafter.forward(forward_batch).logits_output
+
+
+def padded(graphs: DecodeCudaGraphRunner, bs: int) -> int:
+    """Return the requests of the smallest captured graph for ``bs`` requests."""
+    return next(size for size in graphs.capture_bs if size >= bs)
 
 
 class NoDrafter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.draft_parallel import resolve_draft_parallel_layout
 from sglang.srt.speculative.draft_worker_common import build_draft_tp_worker
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
+from torch.profiler import record_function
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING
 from sglang_dflash.drafter.tensors import load_mask_embedding
@@ -28,11 +29,11 @@ from sglang_dflash.features.hidden import for_clients, keep_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
 from sglang_dflash.features.pools import log_pools
 from sglang_dflash.features.ranks import SharedWidth
-from sglang_dflash.features.telemetry import EVERY, Telemetry, allocated_bytes, identity
+from sglang_dflash.features.telemetry import EVERY, Telemetry, identity
 from sglang_dflash.features.transfer import back_up_drafter
 from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
-from sglang_dflash.launch.plan import ServingPlan, current
+from sglang_dflash.launch.plan import current, decision_of
 from sglang_dflash.launch.settings import slots_per_request
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
@@ -40,10 +41,9 @@ from sglang_dflash.states.commit import RecurrentCommit
 from sglang_dflash.step.flight import Flight
 from sglang_dflash.step.state import DraftState
 from sglang_dflash.step.step import GrammarBarrier, Publish, Step, idle_result
-from sglang_dflash.upstream import hooks, read_record
+from sglang_dflash.upstream import hooks
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.worker.accept import Accept
-from sglang_dflash.worker.debug import stage, sync_guard
 from sglang_dflash.worker.draft_graphs import DraftGraphs
 from sglang_dflash.worker.forwards import Draft, Inject, NoDrafter, Verify
 from sglang_dflash.worker.layout import Layout
@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
+_NO_RANGE: AbstractContextManager[None] = nullcontext()
+
+
+def stage(name: str) -> AbstractContextManager[Any]:
+    """Return a stage's profiler range; without a profiler it would cost several small operators."""
+    return record_function(f"dflash.{name}") if torch.autograd._profiler_enabled() else _NO_RANGE
 
 
 class DFlashWorker(BaseSpecWorker):
@@ -89,8 +95,8 @@ class DFlashWorker(BaseSpecWorker):
     @timed("drafter")
     def __init__(self, *, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
         super().__init__()
-        plan = read_record(server_args)
-        assert isinstance(plan, ServingPlan)
+        plan = decision_of(server_args).plan
+        assert plan is not None
         current.worker, self.plan, self._target_worker = self, plan, target_worker
         self._is_first = get_parallel().attn_tp_rank == 0
         ranks = resolve_draft_parallel_layout(DFlashDraftModel.draft_parallel_spec, collapse_cp=True)
@@ -99,7 +105,7 @@ class DFlashWorker(BaseSpecWorker):
         self._draft_worker: TpModelWorker | None = None
         self.drafter: ModelRunner | None = None
         mask_embedding = None
-        if self.plan.drafts:
+        if self.plan.has_drafter:
             with draft_pp_context(), draft_tp_context(ranks):
                 self._draft_worker = build_draft_tp_worker(
                     server_args=server_args,
@@ -113,7 +119,6 @@ class DFlashWorker(BaseSpecWorker):
         self._vocabulary = TargetVocabulary.of(self._target.model, self.plan.drafter, mask_embedding)
         if self.drafter is not None:
             self.drafter.model.set_vocabulary(self._vocabulary)
-        self._no_sync = sync_guard(self._target.device)
         self.identity = identity(self.plan, self._target, self.drafter)
         if self._is_first:
             names = (self.identity[key] for key in ("version", "target", "drafter", "dtype"))
@@ -138,12 +143,10 @@ class DFlashWorker(BaseSpecWorker):
         return [] if self.drafter is None else [("draft", self.drafter)]
 
     def server_info(self) -> dict[str, Any]:
-        memory = {"history": 0, **allocated_bytes(self._target, self.drafter)}
-        info = {"copy_choice": None, **self.identity}
+        info = {**self.identity, "hooks": hooks.installed()}
         for feature in self._features:
             info |= feature.info()
-            memory |= feature.memory()
-        return {**info, "memory_bytes": memory, "hooks": hooks.installed()}
+        return info
 
     def weights_updated(self, role: str, version: str | None) -> None:
         """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""
@@ -176,7 +179,7 @@ class DFlashWorker(BaseSpecWorker):
     def _build_stages(self) -> None:
         plan, ranks, drafter = self.plan, self.draft_parallel_layout, self.drafter
         commit = SteppedCommit if plan.exact else RecurrentCommit
-        self._states = commit(self._target_worker, replays=plan.replay)
+        self._states = commit(self._target_worker)
         self._layout = Layout(self._target, plan.drafter.mask_token_id, self._states.state_table)
         self._accept = Accept(self._target_worker, self._vocabulary)
         if drafter is None:
@@ -212,7 +215,7 @@ class DFlashWorker(BaseSpecWorker):
         plan = self.plan
         if plan.exact:
             self.identity["exact"] = is_exact(self._target, plan.served_widths)
-        elif plan.replay and plan.role != "prefill":  # before the target's graphs are captured
+        elif plan.replay:  # before the target's graphs are captured
             check_replay(self._target, plan.block)
 
     @contextmanager
@@ -253,9 +256,9 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["start_seconds"] = {**seconds, "process": round(since_start(), 2)}
             logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
-    def dummy_step(self, bs: int, width: int, context: int = CONTEXT) -> None:
-        """Run a step of ``bs`` dummy requests, which no telemetry counts."""
-        batch = dummy_batch(self._target, bs, context)
+    def dummy_step(self, bs: int, width: int, context: int = CONTEXT, sampled: bool = False) -> None:
+        """Run a step of ``bs`` dummy requests, greedy or sampled, which no telemetry counts."""
+        batch = dummy_batch(self._target, bs, context, sampled=sampled)
         with torch.inference_mode():
             self._inject.inject(self._run(batch, width, lambda new_seq_lens: None, None))
 
@@ -337,11 +340,8 @@ class DFlashWorker(BaseSpecWorker):
     ) -> GenerationBatchResult:
         self._flight.begin()
         choice = self.width.choose(batch)
-        # they run on the host, which waits for the drafts
-        waits = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
-        with nullcontext() if waits else self._no_sync():
-            step = self._run(batch, choice.width, publish, grammar_barrier)
-            self._flight.launched(choice, step, [feature.keep(step) for feature in self._features])
+        step = self._run(batch, choice.width, publish, grammar_barrier)
+        self._flight.launched(choice, step, [feature.keep(step) for feature in self._features])
         with stage("inject"):
             self._inject.inject(step)
         output = step.verified.logits_output

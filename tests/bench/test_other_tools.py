@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PAIR = "tiny-hybrid"
 MODEL = str(target_path(PAIR))
-# As `launch/serve.sh demo`.
 DEMO = ("--dtype", "float32", "--enable-metrics", "--enable-cache-report")
 ENVIRONMENTS = Path(__file__).parents[2] / ".cache" / "tools"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"

@@ -1,6 +1,6 @@
 """SGLang's own load and evaluation tools against DFLASH: their figures are the server's, or the page names the error.
 
-``docs/sglangs-tools.md`` has a row for each.
+``lab/README.md#sglangs-tools`` has a row for each.
 """
 
 from __future__ import annotations

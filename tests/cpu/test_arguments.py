@@ -106,7 +106,7 @@ PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys(NOT_SET.split
 @pytest.fixture(autouse=True)
 def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's answers for a dense target: it reads them from more of a ``ModelConfig`` than these tests build."""
-    for name in ("mambaish_config", "mamba2_config", "hybrid_gdn_config"):
+    for name in ("mambaish_config", "hybrid_gdn_config"):
         monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{name}", lambda config: None)
 
 
@@ -137,12 +137,9 @@ def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words
         check(**case)
 
 
-@pytest.mark.parametrize("kind", ["hybrid_gdn_config", "mamba2_config"])
-def test_recurrent_layers_other_than_gated_delta_net_and_mamba2_are_refused(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: config)
     with pytest.raises(DFlashError, match="Target has recurrent layers other than gated-delta-net"):
         check()
-    monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{kind}", lambda config: config)
+    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.hybrid_gdn_config", lambda config: config)
     check()

@@ -17,6 +17,7 @@ from sglang_dflash_cpu.layers.pools import CpuKVPool
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 from sglang_dflash_cpu.replacements import TABLE, Replacement
 from tests.house.contract import replaced
+from tests.support import preloaded
 
 pytestmark = pytest.mark.sglang
 
@@ -56,3 +57,15 @@ def test_every_override_overrides_something(ours: type, theirs: type, private: t
         if not any(p.kind is p.VAR_KEYWORD for p in got.values()):
             missing = {n for n, p in wanted.items() if p.kind is not p.VAR_KEYWORD} - set(got)
             assert not missing, f"{ours.__name__}.{name} does not take {missing}"
+
+
+def test_a_cuda_build_of_torch_has_no_accelerator_here() -> None:
+    """It names CUDA without a GPU too, so SGLang's ``get_device_module().synchronize()`` would end the server."""
+    # As a CUDA build answers; the module was requested before.
+    build = "torch._C._accelerator_getAccelerator = lambda: torch.device('cuda'); torch.get_device_module()"
+    program = f"""import torch; {build}
+from sglang_dflash_cpu import replacements
+replacements.install()
+print(torch.get_device_module().__name__, torch.accelerator.current_accelerator())"""
+    ended = preloaded.run("-c", program)
+    assert ended.stdout.splitlines()[-1:] == ["torch.cpu None"], ended.stderr

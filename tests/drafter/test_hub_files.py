@@ -61,7 +61,7 @@ def test_a_hub_id_is_read_from_the_local_cache(cache: Path) -> None:
     assert TensorHeader("F4", (4, 2)).num_bytes == 4
 
 
-@pytest.mark.parametrize("file", ["mask_embedding.pt", "hf_quant_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("file", ["mask_embedding.pt", "hf_quant_config.json", "tokenizer.json"])
 def test_without_the_hub_a_file_is_absent_only_if_the_cache_lists_the_models_files(cache: Path, file: str) -> None:
     """A drafter served without its mask embedding would draft badly without a word."""
     with pytest.raises(DFlashError, match="z-lab/tiny is neither a folder nor complete") as error:
@@ -77,6 +77,6 @@ def test_without_the_hub_a_file_is_absent_only_if_the_cache_lists_the_models_fil
 def test_without_the_hub_the_listing_of_a_downloaded_snapshot_shows_what_the_model_lacks(cache: Path) -> None:
     write_listing(cache, "config.json", "model.safetensors")
     assert ModelFiles("z-lab/tiny").path("mask_embedding.pt") is None
-    assert ModelFiles("z-lab/tiny", dequantise=True).config == {"model_type": "qwen3"}
+    assert ModelFiles("z-lab/tiny").config == {"model_type": "qwen3"}
     with pytest.raises(DFlashError, match=r"\(HF_HUB_OFFLINE is set\), and z-lab/other is neither"):
         ModelFiles("z-lab/other").path("mask_embedding.pt")

@@ -70,11 +70,6 @@ _VISION: dict[str, Any] = {
     "num_key_value_heads": 2, "global_head_dim": 16, "pooling_kernel_size": 3, "patch_size": 16,
     "position_embedding_size": 256,
 }  # fmt: skip
-_PATTERN = {"num_hidden_layers": 6, "hybrid_override_pattern": "M-M*M-"}
-_MAMBA: dict[str, Any] = {
-    **_PATTERN, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
-    "chunk_size": 64, "mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "expand": 2,
-}  # fmt: skip
 _MINIMAX = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
 
 
@@ -105,9 +100,6 @@ TARGETS = {
     "deepseek_v3": Target("DeepseekV3", _DEEPSEEK, _SIGMOID),
     "kimi_k2": Target("DeepseekV3", _DEEPSEEK, {**_SIGMOID, "model_type": "kimi_k2"}),
     "glm4_moe_lite": Target("Glm4MoeLite", {**_MLA, "rms_norm_eps": 1e-6}, _SIGMOID),
-    "nemotron_h": Target(
-        "NemotronH", _MAMBA, {**_PATTERN, "layers_block_type": None, "layer_types": None, "mamba_n_groups": 2}
-    ),
 }
 
 
@@ -151,7 +143,7 @@ def _text(target: Target) -> transformers.PreTrainedModel:
     config = getattr(transformers, f"{target.stem}Config")(**{**_COMMON, **target.keys})
     model = getattr(transformers, f"{target.stem}ForCausalLM")(config)
     # SGLang reads the epsilon of every norm from the configuration; transformers has 1e-6 in MLA, fixed
-    eps = config.layer_norm_epsilon if target.stem == "NemotronH" else config.rms_norm_eps
+    eps = config.rms_norm_eps
     assert {norm.variance_epsilon for norm in model.modules() if hasattr(norm, "variance_epsilon")} == {eps}
     return model
 

@@ -23,7 +23,6 @@ from tests.support.generation import Answer, assert_nothing_leaked, flush, gener
 from tests.support.servers import (
     RANDOM_WIDTHS,
     RETRACTED,
-    TRACKED,
     Server,
     draft_arguments,
     running,
@@ -66,8 +65,8 @@ class Cell:
         return not self.retracts and RANDOM_WIDTHS[0] not in self.flags
 
 
-# One short server per mechanism: sinks and sliding layers; two shapes of K/V, soft cap; latent K/V; Mamba2 states
-SHORT = (*map(Cell, ("gpt_oss", "gemma4_text", "deepseek_v3")), Cell("nemotron_h", 16, TRACKED))
+# One short server per mechanism: sinks and sliding layers; two shapes of K/V, soft cap; latent K/V
+SHORT = tuple(map(Cell, ("gpt_oss", "gemma4_text", "deepseek_v3")))
 EACH = tuple(Cell(name, 4) for name in TARGETS)
 RETRACTS = tuple(RETRACTED.items())
 RANDOM = RANDOM_WIDTHS, RETRACTS
@@ -81,9 +80,6 @@ STRESSED = (
     Cell("gemma4_text of experts", 16, *RANDOM),
     Cell("glm4_moe_lite", 4, HARD, RETRACTS),
     Cell("deepseek_v3", 16, *RANDOM),
-    Cell("nemotron_h", 4, (*TRACKED, "--chunked-prefill-size", "128"), RETRACTS),
-    Cell("nemotron_h", 16, (*TRACKED, "--speculative-draft-window-size", "64", *RANDOM_WIDTHS)),
-    Cell("nemotron_h", 16, (*TRACKED, *RANDOM_WIDTHS), RETRACTS),
     *(Cell(name, 16, TWO_RANKS) for name in (*MECHANISMS, "minimax_m2")),  # whose norms span all heads
 )
 

@@ -1,4 +1,4 @@
-"""Whether drafting pays, and its causes, which are logged once per cause and hour."""
+"""Whether drafting pays, and its causes; each change is logged once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 
 
 from sglang_dflash.causes import ENOUGH, FIXES
-from sglang_dflash.features.payoff import CHECK_SECONDS, QUIET_SECONDS, RECENT, Payoff, known_causes
+from sglang_dflash.features.payoff import RECENT, Payoff, known_causes
 from sglang_dflash.step.flight import Finished
 from sglang_dflash.width import WidthPolicy
 
@@ -33,11 +33,11 @@ class Server:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "sglang_dflash")
-        self.now, self._records = 0.0, caplog
+        self._records = caplog
         self.judging()
 
     def judging(self, known: Iterable[str] = ()) -> Server:
-        self.judge = Payoff(dict.fromkeys(known), lambda: self.now)
+        self.judge = Payoff(dict.fromkeys(known))
         return self
 
     def serve(self, length: int, steps: int = 100, width: int = 16, broken: int = 0, *, finished: bool = False) -> None:
@@ -86,20 +86,17 @@ def test_known_causes_have_an_order(server: Server) -> None:
     assert "Other possible causes: float16, drafter, quantised target" in line
 
 
-def test_one_warning_per_cause_and_hour(server: Server) -> None:
+def test_each_change_is_logged_once(server: Server) -> None:
     server.serve(1, ENOUGH // 8 - 1)
     assert server.section()["pays"] is None and server.lines() == []
-    server.serve(1)
-    assert len(server.lines()) == 1
-    server.now = QUIET_SECONDS - 1
-    server.serve(1)
-    assert server.lines() == []
-    server.now += CHECK_SECONDS
-    server.serve(1)
-    assert len(server.lines()) == 1
-    server.now += CHECK_SECONDS
-    server.serve(1, broken=1)
-    assert ["not finite" in line for line in server.lines()] == [True], "another cause"
+    for length, levels in ((1, ["WARNING"]), (6, ["INFO"]), (1, ["WARNING"])):
+        server.serve(length, 1000)
+        assert [line.split()[0] for line in server.lines()] == levels
+        server.serve(length, 1000, broken=1)
+        assert server.lines() == []
+    server.judge.forget(None)
+    server.serve(1, 1000)
+    assert server.section()["pays"] is False and server.lines() == [], "it did not pay before either"
 
 
 def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffic_fades(server: Server) -> None:
@@ -115,13 +112,12 @@ def test_plain_steps_copies_and_finished_requests_are_not_counted_and_old_traffi
 
 def test_models_show_causes_at_the_start() -> None:
     def known(dtype: torch.dtype = torch.bfloat16, **config: Any) -> dict[str, str | None]:
-        settings = SimpleNamespace(**{"stored": None, "quantization": None, **config})
+        settings = SimpleNamespace(**{"quantization": None, **config})
         plan: Any = SimpleNamespace(drafter=settings)
         runner: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=dtype, quantization=None))
         return known_causes(plan, runner, runner)
 
     assert known() == {} and known(dtype=torch.float16) == {"float16": None}
-    assert known(stored=object()) == {"quantised drafter": "dequantised at load"}
     assert known(quantization="fp8") == {"quantised drafter": "fp8"}
 
 

@@ -45,16 +45,9 @@ def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest
         pools.divide(lambda *_: None, configurator, gib)
 
 
-@pytest.mark.parametrize(
-    ("replay", "running", "fix"),
-    [
-        (False, 7, "replayed states (ruled out: SWITCH=0), a narrower"),
-        (True, 7, "--mamba-f"),
-        (True, 6, "a lower --mamba-f"),
-    ],
-)
+@pytest.mark.parametrize(("running", "fix"), [(7, "--mamba-f"), (6, "a lower --mamba-f")])
 def test_a_server_that_runs_fewer_requests_names_what_raises_them(
-    replay: bool, running: int, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: int, fix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target: Any = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(size=36)),
@@ -63,9 +56,7 @@ def test_a_server_that_runs_fewer_requests_names_what_raises_them(
     monkeypatch.setattr(pools, "get_schedule", lambda: SimpleNamespace(max_running_requests=16))
     monkeypatch.setattr(pools, "get_parallel", lambda: SimpleNamespace(attn_dp_size=2))
     with caplog.at_level("INFO"):
-        counts = pools.log_pools(serving_plan(replay=replay, kept_by=None if replay else "SWITCH=0"), target, 5)
+        counts = pools.log_pools(serving_plan(replay=True), target, 5)
     assert (counts["asked"], counts["running"]) == (8, running)
     assert str(counts["raised_by"]).startswith(fix) and f"Fix: {fix}" in caplog.text
-    assert (
-        f"{running} of 8 requests at once; block 8, states {'replayed' if replay else 'kept'}; K/V 5,000" in caplog.text
-    )
+    assert f"{running} of 8 requests at once; block 8; K/V 5,000" in caplog.text

@@ -42,7 +42,7 @@ class Rank:
 
     def take_requests(self) -> None:
         requests = [self.random.choice((0, 0, *range(BUCKETS))) for _ in range(self.random.choice((0, 0, 1, 2, 7)))]
-        self.batch = batch(requests, [self.random.randint(1, 500) for _ in requests]) if requests else None
+        self.batch = batch(requests) if requests else None
 
     def launch(self, load: Any) -> int:
         width = self.policy.width(*load)
@@ -60,12 +60,11 @@ class Rank:
             self.width.read(self.told[-1], None)
 
 
-def batch(requests: list[int], context: list[int]) -> Any:
+def batch(requests: list[int]) -> Any:
     return SimpleNamespace(
         forward_mode=ForwardMode.DECODE,
         batch_size=lambda: len(requests),
         reqs=requests,
-        spec_info=SimpleNamespace(committed_cpu=context),
     )
 
 
@@ -123,11 +122,11 @@ def test_ranks_choose_the_same_widths_and_learn_every_step_once(name: str, numbe
     assert sorted(learned) == sorted((record.width, length, bucket) for record, length, bucket in counts)
 
 
-def test_a_width_is_for_the_largest_batch_and_context_and_the_matches_of_all_requests() -> None:
+def test_a_width_is_for_the_largest_batch_and_the_matches_of_all_requests() -> None:
     group = [Rank(WidthPolicy(WIDEST), 0) for _ in range(3)]
-    group[0].batch, group[2].batch = batch([0, 2, 2], [10, 20, 30]), batch([0, 4], [100, 7])
+    group[0].batch, group[2].batch = batch([0, 2, 2]), batch([0, 4])
     gather(group, decodes=True)
-    assert {(*rank.width.load[:2], *rank.width.load.matches) for rank in group} == {(3, 107, 2, 0, 2, 0, 1)}
+    assert {(rank.width.load.batch_size, *rank.width.load.matches) for rank in group} == {(3, 2, 0, 2, 0, 1)}
 
 
 FAULTS: dict[str, Callable[[WidthPolicy], Any]] = {

@@ -18,20 +18,23 @@ from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.old_flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
 from sglang_dflash.launch.published import published_pairs
-from sglang_dflash.launch.settings import READ, flag_of
+from sglang_dflash.launch.settings import _LIMITS, DRAFTER_ARGUMENTS, flag_of
 from sglang_dflash_cpu.threads import BIND_VARIABLE, parse_cores, threads_of_a_rank
 from tests.fuzz.judge import judged
 from tests.fuzz.test_model_files import FILES
 from tests.fuzz.values import FLOATS, INTEGERS, fuzz
 from tests.support.broken_pairs import Broken, write_pair
 
+READ = {*_LIMITS, *DRAFTER_ARGUMENTS, "attention_backend", "kv_cache_dtype", "dtype", "quantization", "dp_size"}
+READ |= {"speculative_adaptive", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "disaggregation_mode"}
+READ |= {"json_model_override_args", "linear_attn_backend", "disable_radix_cache", "attn_dp_size", "page_size"}
 FLAGS = [*RENAMED, *sglang_parser()._option_string_actions, "--tp", "--"]
 FLAGS += [flag_of(name) for name in sorted(READ)] * 8  # about as often as flags that are not read
 WORDS = ["--", "=", "auto", "extra_buffer", "fa3", "float16", "fp8_e4m3", "{}", "[]", "0-3,5", "0-99999999999", "4,2"]
 WORDS += ["", "9" * 5000, "[" * 5000, '{"num_hidden_layers": 1e9}', '{"a": NaN}', *map(str, [*INTEGERS, *FLOATS])]
 WORD = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ARGV = st.lists(st.sampled_from(FLAGS) | st.builds("{}={}".format, st.sampled_from(FLAGS), WORD) | WORD, max_size=9)
-VARIABLES = ["SGLANG_DFLASH_STATE_REPLAY", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
+VARIABLES = ["SGLANG_MAMBA_CONV_DTYPE", "SGLANG_MAMBA_SSM_DTYPE", "SGLANG_ENABLE_SPEC_V2"]
 VARIABLES += ["SGLANG_DFLASH", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", BIND_VARIABLE, "OMP_NUM_THREADS"]
 FOLDER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=20).filter(
     lambda name: name not in (".", "..", "target")
@@ -45,8 +48,9 @@ def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[
     if not folder.exists():
         auto_map = {"auto_map": {"AutoConfig": "configuration.Own"}} if code else {}
         write_pair(folder, Broken("", "", drafter=auto_map, target=target))
-    args, unread = parse(modernise_argv(flags)[0], target=str(folder / "target"), drafter=str(folder / "drafter"))
-    return [*check_unread(unread), *preflight(args, machine.GPUS["h100"]).findings]
+    args, given = parse(modernise_argv(flags)[0], target=str(folder / "target"), drafter=str(folder / "drafter"))
+    found = preflight(args, machine.GPUS["h100"]).findings
+    return [*check_unread(given, args), *found]
 
 
 @fuzz

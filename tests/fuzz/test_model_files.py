@@ -36,7 +36,7 @@ TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 NAMES = [
     "../../secret/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\0b", "\ud800", "config.json",
 ]  # fmt: skip
-TOKENIZER = {"added_tokens": [{"id": 900, "content": "<mask>"}], "model": {"vocab": {"a": 0}}, "chat_template": "x"}
+TOKENIZER = {"added_tokens": [{"id": 900, "content": "<mask>"}], "model": {"vocab": {"a": 0}}}
 WIDTHS = [
     {"widths": [1, 4, 16]}, {}, {"8": {"candidate_steps": [3]}},
 ]  # fmt: skip
@@ -83,8 +83,7 @@ FILES: dict[str, tuple[Callable[[Path], None], st.SearchStrategy[bytes]]] = {
     "config.json": (read_drafter, json_files([DRAFTER, *DRAFTERS, *OF_TRAINERS])),
     "model.safetensors": (read_tensors, st.builds(packed, HEADERS, st.none() | st.sampled_from(INTEGERS))),
     INDEX: (read_tensors, json_files([MAP], VALUES | st.sampled_from(NAMES))),
-    **dict.fromkeys(("tokenizer.json", "tokenizer_config.json"), (read_tokenizer, json_files([TOKENIZER]))),
-    "chat_template.jinja": (read_tokenizer, json_files([TOKENIZER])),
+    "tokenizer.json": (read_tokenizer, json_files([TOKENIZER])),
     "width.json": (read_widths, json_files(WIDTHS)),  # the operator's, in the same folder here
 }
 
@@ -104,7 +103,6 @@ FOUND: list[tuple[str, bytes]] = [
     *(("model.safetensors", content) for content in (b"", b"1234567", packed(b"{}", HUGE), packed(DEEP.encode()))),
     *((INDEX, dumped(index)) for index in MAPS),
     *(("tokenizer.json", dumped({"added_tokens": added})) for added in ([5], [{"id": "a", "content": []}])),
-    ("chat_template.jinja", b"\xff"),
 ]
 
 

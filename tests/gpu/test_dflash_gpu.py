@@ -14,7 +14,7 @@ from tools.gpu import rows
 from tools.gpu.__main__ import CASES, case_jobs
 from tools.gpu.call import Call, Job
 from tools.gpu.site import CUDA
-from tools.gpu.texts import COPIES, KEPT, OTHERS, REPLAYED, STRICT, WIDTHS, Arm, jobs
+from tools.gpu.texts import COPIES, STRICT, WIDTHS, Arm, jobs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,24 +23,21 @@ pytestmark = [
 
 CACHED = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64")
 ANY_PAIR = {
-    "kept": Arm((), KEPT),
-    "eager": Arm(("--disable-cuda-graph",), KEPT),
-    "without overlap": Arm(("--disable-overlap-schedule",), KEPT),
-    "random widths, copies": Arm(COPIES, KEPT),
-    "eager at random widths": Arm((*WIDTHS, "--disable-cuda-graph"), KEPT),
+    "planned": Arm(),
+    "eager": Arm(("--disable-cuda-graph",)),
+    "without overlap": Arm(("--disable-overlap-schedule",)),
+    "random widths, copies": Arm(COPIES),
+    "eager at random widths": Arm((*WIDTHS, "--disable-cuda-graph")),
     "random widths, waits raise": STRICT,
 }
 # Arm -> number of widths, of a block of 32 and of 16.
 STEPPED = {"random widths, copies": 6, "eager at random widths": 5, "random widths, waits raise": 5}
-REPLAYING = {
-    "replayed": Arm((), REPLAYED),
-    "replayed, random widths, copies": Arm(COPIES, REPLAYED),
-    "replayed, waits raise": Arm(STRICT.flags, {**STRICT.environment, **REPLAYED}, OTHERS),
-    "prefix hits": Arm(CACHED, REPLAYED, caches=True),
-    "padding rows": Arm(("--cuda-graph-bs-decode", "3"), REPLAYED),
-    "draft window": Arm(("--speculative-draft-window-size", "64"), REPLAYED),
+OF_HYBRIDS = {
+    "prefix hits": Arm(CACHED, caches=True),
+    "padding rows": Arm(("--cuda-graph-bs-decode", "3")),
+    "draft window": Arm(("--speculative-draft-window-size", "64")),
     # A hit in the middle of a window shortens it.
-    "hits in a window": Arm((*WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), REPLAYED, caches=True),
+    "hits in a window": Arm((*WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), caches=True),
 }
 
 
@@ -67,6 +64,5 @@ def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_tokens_equal_plain_decoding_with_states_replayed(tmp_path: Path) -> None:
-    found = run(tmp_path, jobs("tiny-hybrid", REPLAYING, real=True))
-    assert {row["states"] for row in found if "states" in row} == {"replayed"}
+def test_tokens_of_a_hybrid_equal_plain_decoding(tmp_path: Path) -> None:
+    run(tmp_path, jobs("tiny-hybrid", OF_HYBRIDS, real=True))

@@ -38,14 +38,15 @@ class Row(NamedTuple):
 
 
 # Whether a size or layout is guessed (~), target, drafter, and the folders of their configurations, in COMMANDS or of
-# the target's card.
+# the target's card. "@April" is a revision that the hub no longer serves.
 _PAIRS = """
 - RadixArk/Qwen3.8-27B-NVFP4 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-nvfp4 qwen38-27b-dflash2
 ~ Qwen/Qwen3.8-27B-FP8 incoai/Qwen3.8-27B-DFlash2 qwen38-27b-fp8 qwen38-27b-dflash2
 ~ Qwen/Qwen3.8-27B incoai/Qwen3.8-27B-DFlash2 qwen38-27b qwen38-27b-dflash2
 - Qwen/Qwen3.6-27B z-lab/Qwen3.6-27B-DFlash card card
 ~ Qwen/Qwen3.5-27B z-lab/Qwen3.5-27B-DFlash card card
-- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash card card
+- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash card ../trainers/zlab-later
+- Qwen/Qwen3.6-35B-A3B z-lab/Qwen3.6-35B-A3B-DFlash@April card card
 ~ Qwen/Qwen3.6-35B-A3B incoai/Qwen3.6-35B-A3B-DFlash2 card qwen36-35b-dflash2
 - ornith-ai/Ornith-1.5-35B-A3B jzinno/Ornith-1.5-35B-A3B-DFlash2 ornith15-35b-a3b ornith15-35b-dflash2
 ~ ornith-ai/Ornith-1.5-122B-NVFP4 incoai/Ornith-1.5-122B-DFlash2 ornith15-122b-nvfp4 ornith15-122b-dflash2
@@ -89,17 +90,18 @@ def printed(target: str, drafter: str, *flags: str) -> str:
 
 
 def served(row: Row, *flags: str) -> tuple[str, int, int]:
-    """Return the flags that ``check`` adds, the requests of 8,192 tokens (or a shorter one) and all tokens of K/V."""
+    """Return the flags that ``check`` adds, the requests of 8,192 tokens (or a shorter one) and of one conversation."""
     memory = json.loads(printed(*row.files, "--json", *flags))["memory"]
     found, added = memory["served"], ""
     if not found["running"]:
         here = [each for each in memory["advice"] if each["gpus"] == 1]
         if not here:
             return "", 0, 0
+        context = found["sizing"]["context"]
         found = max(here, key=lambda each: each["running"])
-        added = found["flag"]
-    running, tokens = found["running"], found["tokens"]
-    return added, min(running, max(1, tokens // TOKENS_PER_REQUEST)), tokens
+        added, found = found["flag"], {**found, "longest": min(context, found["tokens"])}
+    requests = min(found["running"], max(1, found["tokens"] // TOKENS_PER_REQUEST))
+    return added, requests, found["longest"]
 
 
 def pairs() -> Iterator[str]:
@@ -109,9 +111,10 @@ def pairs() -> Iterator[str]:
         names = [each.partition("/") for each in row[:2]]
         cells = [f"[{target}]({HUB}/{owner}/{target})" for owner, _, target in names[:1]]
         owner, _, drafter = names[1]
+        drafter, _, revision = drafter.partition("@")
         kind = "DFlash2" if "DFlash2" in drafter else "DFlash"
         cells[0] = f"{'~ ' if row.guessed else ''}{cells[0]}"
-        cells += [f"[{owner}, {kind}]({HUB}/{owner}/{drafter})"]
+        cells += [f"[{owner}, {kind}]({HUB}/{owner}/{drafter}){f', {revision}' * bool(revision)}"]
         for gpu in GPUS:
             added, requests, _ = served(row, "--gpu", gpu)
             cells.append(f"{requests or '–'}{'*' if added else ''}")
@@ -119,13 +122,13 @@ def pairs() -> Iterator[str]:
 
 
 def one_card() -> Iterator[str]:
-    yield "| card | target | flags | requests | K/V tokens | evidence |"
+    yield "| card | target | flags | requests of 8,192 tokens | or one conversation | evidence |"
     yield "|---" * 6 + "|"
     for gpu, target, flags, evidence in ONE_CARD:
         added, requests, tokens = served(row_of(target), "--gpu", gpu, *flags.split())
         given = f"`{' '.join(filter(None, [flags, added]))}`" if flags or added else "none"
         words = evidence if evidence == "predicted" else f"[{evidence}](results/gpu.md#step-times), random weights"
-        yield f"| {GPUS[gpu]} | `{target}` | {given} | {requests} | {tokens:,} | {words} |"
+        yield f"| {GPUS[gpu]} | `{target}` | {given} | {requests} | {tokens:,} tokens | {words} |"
 
 
 TABLES = {ROOT / "README.md": ("pairs", pairs), ROOT / "docs/setup.md": ("cards", one_card)}

@@ -65,11 +65,9 @@ def core_alone(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([path[0], str(ROOT)]), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_a_command_of_the_absent_lab_says_how_to_install_it(core_alone: dict[str, str]) -> None:
+def test_a_command_of_the_absent_lab_is_unknown(core_alone: dict[str, str]) -> None:
     ended = run("-m", "sglang_dflash.check.cli", "bench", "--anything", "here", environment=core_alone)
-    assert ended.returncode == 2
-    assert f"Fix: run `pip install ./lab` in a checkout of sglang-dflash {__version__}." in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 2 and "No such command 'bench'" in ended.stderr
 
 
 @pytest.mark.sglang

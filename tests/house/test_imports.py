@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sglang_dflash
+import sglang_dflash_cpu
 
 PACKAGE = Path(sglang_dflash.__file__).parent
 NAME = PACKAGE.name
@@ -77,3 +78,10 @@ def test_every_import_goes_an_allowed_way() -> None:
     assert {file.parts[0].removesuffix(".py") for file in files} == set(ALLOWED), "a room is not in the table"
     found = [line for file, text in files.items() for line in violations(file, text)]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_the_cpu_platform_imports_no_command() -> None:
+    """It runs in every server of a CPU."""
+    files = {path: path.read_text() for path in Path(sglang_dflash_cpu.__file__).parent.rglob("*.py")}
+    names = [(path.name, name) for path, text in files.items() for _, name in imports(ast.parse(text))]
+    assert len(files) > 10 and [each for each in names if each[1].startswith(f"{NAME}.check")] == []

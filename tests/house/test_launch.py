@@ -1,4 +1,4 @@
-"""The launch scripts print the cards' commands, read prefixed variables, check before a start, and are clean shell."""
+"""``launch/serve.sh``: the cards' commands on their GPU, today's defaults elsewhere, after the verdict of ``check``."""
 
 from __future__ import annotations
 
@@ -10,84 +10,96 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sglang_dflash.check.cli import app
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.published import drafter_of
-from tests.support.cards import NAMES, card
+from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
-PREFIX = "SGLANG_DFLASH_"
+SCRIPT = ROOT / "launch/serve.sh"
+# On one GPU these flags change nothing, and SGLang has the code of every pair. The script listens where SGLang does.
+LEFT_OUT = {"--trust-remote-code", "--enable-flashinfer-allreduce-fusion", "--tp-size", "--host", "--port"}
+SAME = {"--speculative-dflash-block-size": "--speculative-num-draft-tokens"}
+# Left out: SGLang chooses `extra_buffer` for DFLASH, a block is the drafter's, and fa3 runs on Hopper only
+DEFAULTS = {"--mamba-radix-cache-strategy extra_buffer", "--speculative-num-draft-tokens 16", "--attention-backend fa3"}
+# `check` in place of the real one: its arguments, as the command to start
+STUB = '#!/bin/sh\nshift 3; echo "FITS"; echo "Start: echo started $*"\n'
 
 
-def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script with ``variables``, which get the prefix."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("SGLANG_")}
-    given = {f"{PREFIX}{key}": value for key, value in {"PYTHON": sys.executable, **variables}.items()}
-    command, environment = [str(ROOT / "launch" / script), *arguments], {**clean, **given}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    (tmp_path / "python").write_text(STUB)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script with the ``python`` and ``nvidia-smi`` of a folder."""
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [SCRIPT, *arguments], capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+
+
+def checked(folder: Path, name: str, gpu: str) -> list[str]:
+    """The words that the script passes to ``check``."""
+    return shlex.split(run(folder, name.lower(), "--gpu", gpu).stdout)[2:]
 
 
 def flags(words: list[str]) -> dict[str, str]:
-    """Flag to value, whatever the order; a switch has an empty value."""
+    """Flag to value, in any order; a switch has an empty value."""
     pairs = zip(words, [*words[1:], "--"], strict=True)
     return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}
 
 
 def test_shellcheck_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([checker, *ROOT.glob("launch/*.sh")], capture_output=True, text=True, check=False)
+    done = subprocess.run([checker, SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pair_prints_its_cards_command_on_the_cards_gpu(name: str) -> None:
-    printed = shlex.split(run("serve.sh", name.lower(), "--dry-run", "--gpu", "b200").stdout)
-    start = printed.index(sys.executable)
-    assert dict(word.split("=", 1) for word in printed[:start]) == card(name).environment
-    assert printed[start : start + 3] == [sys.executable, "-m", "sglang.launch_server"]
-    expected = flags(modernise_argv(card(name).arguments)[0])
-    expected.pop("--trust-remote-code", None)  # SGLang has the code of every pair
-    if "--enable-flashinfer-allreduce-fusion" in expected:  # deprecated: SGLang maps it to this
-        del expected["--enable-flashinfer-allreduce-fusion"]
-        expected["--flashinfer-allreduce-fusion-backend"] = "auto"
-    assert flags(printed[start + 3 :]) == expected
-    elsewhere = run("serve.sh", name.lower(), "--dry-run", "--gpu", "h100").stdout
-    assert ("--mem-fraction-static" in elsewhere) == ("H100" in name), "SGLang's fraction on another GPU"
+def test_a_pair_has_its_cards_flags_on_the_cards_gpu_and_no_backend_elsewhere(name: str, stub: Path) -> None:
+    words = checked(stub, name, "b200")
+    expected = {SAME.get(flag, flag): value for flag, value in flags(modernise_argv(card(name).arguments)[0]).items()}
+    assert words[0] == expected.pop("--model-path") and words[1] == "auto"
+    assert expected.pop("--speculative-draft-model-path") and expected.pop("--speculative-algorithm") == "DFLASH"
+    expected = {k: v for k, v in expected.items() if k not in LEFT_OUT and f"{k} {v}" not in DEFAULTS}
+    assert flags(words[2:]) == {"--gpu": "b200", **expected}
+    elsewhere = flags(checked(stub, name, "h100"))
+    assert not {flag for flag in elsewhere if "backend" in flag or "mem-fraction" in flag}
 
 
-@pytest.mark.parametrize("script", ["serve.sh", "replicas.sh"])
-def test_an_unknown_pair_is_named_with_the_known_ones(script: str) -> None:
-    refused = run(script, "cards")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "rtx-pro-6000", "rtx5090"])
+def test_check_accepts_each_cards_flags_or_says_that_the_pair_does_not_fit(
+    name: str, gpu: str, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = checked(stub, name, gpu)
+    (stub / "Qwen").mkdir()
+    (stub / words[0]).symlink_to(FOLDER / name / "target")
+    monkeypatch.chdir(stub)
+    result = CliRunner().invoke(app, ["check", words[0], str(FOLDER / name / "drafter"), *words[2:]])
+    fits = result.exit_code in (0, 1) and re.search(r"^Start: .*--model-path", result.output, re.MULTILINE)
+    assert fits or "DOES NOT FIT" in result.output.splitlines()[0], result.output
+
+
+def test_a_start_prints_the_verdict_and_becomes_the_server_with_the_users_flags_last(stub: Path) -> None:
+    (stub / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA B200\n")
+    (stub / "nvidia-smi").chmod(0o755)
+    started = run(stub, "Qwen/Qwen3.5-27B", "--mem-fraction-static", "0.9", "--json-model-override-args", '{"a": 1}')
+    words = "Qwen/Qwen3.5-27B auto --mem-fraction-static 0.75 --mem-fraction-static 0.9 --json-model-override-args"
+    assert (started.returncode, started.stderr.splitlines()[0]) == (0, "FITS")
+    assert started.stdout.startswith(f"started {words}")
+    (stub / "python").write_text("#!/bin/sh\necho REFUSED; exit 2\n")
+    refused = run(stub, "qwen3.5-27b")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", "REFUSED\n")
+
+
+@pytest.mark.parametrize("pair", ["cards", ""])
+def test_an_unknown_pair_is_named_with_the_known_ones(pair: str, tmp_path: Path) -> None:
+    refused = run(tmp_path, *filter(None, [pair]))
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"{script}: there is no pair cards\n")
-    assert all(pair in refused.stderr for pair in (*map(str.lower, NAMES), "demo"))
-
-
-def test_a_start_prints_the_checks_verdict_and_then_becomes_the_server(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    said = 'case "$2" in *.cli) echo "FITS: $3"; exit 1 ;; *) echo "served by $2: $*" ;; esac'
-    python.write_text(f"#!/bin/sh\n{said}\n")
-    python.chmod(0o755)
-    variables = {"PYTHON": str(python), "MEM_FRACTION": "", "TP": "4"}
-    started = run("serve.sh", "qwen3.5-27b", "--multi-gpu", "--enable-metrics", **variables)
-    assert (started.returncode, started.stderr) == (0, "FITS: check\n")
-    assert started.stdout.startswith("served by sglang.launch_server")
-    assert "--enable-metrics" in started.stdout and "--tp-size 4" in started.stdout
-    checked = run("serve.sh", "qwen3.5-27b", "--check", PYTHON=str(python))
-    assert (checked.returncode, checked.stdout) == (1, "FITS: check\n")
-
-
-def test_the_command_for_an_rtx_5090_is_the_readmes() -> None:
-    """``tests/house/test_documents.py`` checks that one."""
-    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    [shown] = re.findall("launch_server (--model-path RadixArk.*)", readme)
-    printed = flags(shlex.split(run("serve.sh", "qwen3.8-27b", "--dry-run", "--gpu", "5090").stdout))
-    drafter = {"--speculative-draft-model-path": drafter_of("RadixArk/Qwen3.8-27B-NVFP4")}  # README: auto
-    assert (flags(shlex.split(shown)) | drafter).items() <= printed.items() and "--gpu" not in printed
-
-
-def test_replicas_differ_in_gpu_and_port_only() -> None:
-    first, second, router = run("replicas.sh", "qwen3.5-27b", "--dry-run", "--multi-gpu").stdout.splitlines()
-    assert first.startswith("CUDA_VISIBLE_DEVICES=0 ") and "--tp-size 2" in first
-    assert first.replace("DEVICES=0", "DEVICES=1").replace("--port 30001", "--port 30002") == second
-    assert router.endswith("http://127.0.0.1:30001 http://127.0.0.1:30002")
+    assert refused.stderr.startswith(f"serve.sh: {'there is no pair cards' if pair else 'no pair is named'}\n")
+    assert all(each.lower() in refused.stderr for each in NAMES)

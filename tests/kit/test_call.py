@@ -46,13 +46,11 @@ def of(found: list[rows.Row], what: str, *columns: str) -> set[Any]:
 def test_the_call_has_every_row(tmp_path: Path) -> None:
     found = call(sys.executable, tmp_path)
     arms = {(pair, arm) for pair, each in CHOSEN.items() for arm in ("plain", *each)}
-    arms |= {("tiny-hybrid", "exact plain"), ("tiny-hybrid", "exact replayed")}
+    arms |= {("tiny-hybrid", "exact plain"), ("tiny-hybrid", "exact planned")}
     assert of(found, "texts", "pair", "arm") == arms
     assert all(row["wrong"] == 0 and row["accept"] > 1 for row in found if "wrong" in row)
     exact = [row["bits"] for row in found if row["what"] == "texts" and row["arm"].startswith("exact")]
     assert exact == [0, 0]
-    states = {row["arm"]: row["states"] for row in found if row["what"] == "texts" and row.get("states")}
-    assert states["kept"] == "kept" and states["replayed, random widths, copies"] == "replayed"
     served = ("planned", "one forward", "builtin", "plain", "adaptive")
     assert of(found, "steps", "arm", "batch") == {(arm, 1) for arm in served}
     assert [len(row["step_ms"]) for row in found if row["what"] == "steps"] == [1] * len(served)
@@ -71,10 +69,10 @@ def test_the_call_has_every_row(tmp_path: Path) -> None:
 def test_the_call_starts_with_the_packages_of_a_gpu_machine(tmp_path: Path) -> None:
     """Python 3.12, torch for CUDA 13 and the wheelhouse; `make test-kit` installs them."""
     assert IMAGE.exists() and wheelhouse.ARCHIVE.exists(), "run `make test-kit`"
-    found = call(str(IMAGE), tmp_path, "--only", "tiny-hybrid plain,tiny-hybrid kept,cases", PYTHONPATH="")
+    found = call(str(IMAGE), tmp_path, "--only", "tiny-hybrid plain,tiny-hybrid prefix,cases", PYTHONPATH="")
     [machine] = [row for row in found if row["what"] == "machine"]
     assert machine["torch"] == "2.11.0+cu130" and machine["triton"] == "3.6.0" and machine["sglang"] == "0.5.23"
-    assert of(found, "texts", "arm", "wrong") == {("plain", None), ("kept", 0)}
+    assert of(found, "texts", "arm", "wrong") == {("plain", None), ("prefix hits", 0)}
     # every packed module loads with that torch's CUDA runtime, and exports its names
     environment = {**os.environ, **site.environment(tmp_path / "site")}
     command = [

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.memory import MemoryTable, highest_fraction
-from tests.support.configs import checked, launch_of, memory_of, target
+from sglang_dflash.check.memory import highest_fraction
+from sglang_dflash.check.pools import Pools
+from tests.support.configs import checked, drafter, launch_of, memory_of, target
 
 NAME, GPU = "Qwen3.5-27B", asked_about(None, 141)
 BLOCK = ("--speculative-num-draft-tokens", "16")
 FLAGS = ("--mem-fraction-static", "0.75", *BLOCK, "--mamba-radix-cache-strategy", "extra_buffer")
 OWN_RATIO = ("--mamba-full-memory-ratio", "0.89")  # SGLang's 0.9 stands for this package's division
+BLOCKS = "speculative_num_draft_tokens"
 FREEING = {"--mem-fraction-static", "--mamba-ssm-dtype"}
 
 
-def memory(*flags: str) -> MemoryTable:
+def memory(*flags: str) -> Pools:
     return memory_of(NAME, *FLAGS, *OWN_RATIO, *flags, on=GPU)
 
 
@@ -26,24 +28,11 @@ def advised(*flags: str) -> dict[str, tuple[int, int]]:
     return {advice.flag: (advice.running, advice.tokens) for advice in report.advice}
 
 
-@pytest.mark.parametrize(
-    ("switch", "own"),
-    [
-        # a ring of records is no shorter for a block of 8
-        ("0", {"--speculative-num-draft-tokens", "--mamba-full-memory-ratio"}),
-        # one slot less is little compared with a state for every position; the default ratio is the best
-        ("1", {"--mamba-radix-cache-strategy", "--mamba-full-memory-ratio"}),
-    ],
-    ids=["kept", "replayed"],
-)
-def test_an_advised_flag_lets_as_many_requests_run_as_stated(
-    switch: str, own: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SGLANG_DFLASH_STATE_REPLAY", switch)
-    advice = advised()
+def test_an_advised_flag_lets_as_many_requests_run_as_stated() -> None:
+    advice, own = advised(), {"--mamba-radix-cache-strategy", "--mamba-full-memory-ratio"}
     assert {flag.split()[0] for flag in advice} == FREEING | own
     for flag, expected in advice.items():
-        served = memory(*flag.split()).served
+        served = memory(*flag.split())
         assert (served.running, served.tokens) == expected, flag
 
 
@@ -56,18 +45,27 @@ def test_an_advised_flag_lets_as_many_requests_run_as_stated(
     ],
 )
 def test_no_fraction_is_proposed_at_which_servers_died(gpu: str, died: float, ran: float, given: Any) -> None:
-    launch = launch_of({}, target(vocab_size=248_320), GPUS[gpu], **given)
+    launch = launch_of(drafter(block_size=64), target(vocab_size=248_320), GPUS[gpu], **{BLOCKS: 16, **given})
     highest = highest_fraction(launch)
     assert ran - 0.15 < highest <= ran < died
     for harder in ({"chunked_prefill_size": 32_768}, {"speculative_num_draft_tokens": 64, "max_running_requests": 64}):
         assert highest_fraction(launch.changed(**harder)) < highest or launch.device.is_unified
 
 
+def test_the_proposed_fraction_counts_the_block_of_the_drafter() -> None:
+    sizes = target(vocab_size=248_320), GPUS["rtx3090"]
+    by_default, by_flag, wider = (
+        highest_fraction(launch_of(drafter(block_size=block), *sizes, **given))
+        for block, given in ((8, {}), (16, {BLOCKS: 8}), (16, {}))
+    )
+    assert by_default == by_flag > wider
+
+
 def test_all_requests_run_without_a_ratio() -> None:
     short = ("--context-length", "2048")  # a longer one takes the K/V that states for all would leave
-    chosen = memory_of(NAME, *FLAGS, *short, on=GPU)
-    assert chosen.other is not None and (chosen.served.running, chosen.other.running) == (48, 7)
-    assert memory(*short, "--mamba-full-memory-ratio", "2.3").served.running < 48
+    chosen = checked(NAME, *FLAGS, *short, on=GPU)
+    assert chosen.memory and chosen.memory.running == 48
+    assert memory(*short, "--mamba-full-memory-ratio", "2.3").running < 48
     assert advised(*short)["--mamba-full-memory-ratio 0.9"][0] == 48
 
 
@@ -77,5 +75,5 @@ def test_advice_to_groups_of_ranks_is_for_all_of_them() -> None:
     advice = advised(*flags, *few)
     assert advice["--max-mamba-cache-size 240"][0] == 24
     for flag, expected in advice.items():
-        served = memory(*flags, *few, *flag.split()).served
+        served = memory(*flags, *few, *flag.split())
         assert (served.running, served.tokens) == expected, flag

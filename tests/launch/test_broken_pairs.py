@@ -24,7 +24,8 @@ NOT_ON_A_CPU = [
     Broken("fp8 target", "fp8 quantisation on a CPU", target=FP8),
     Broken("int8 target", "w8a8_int8 quantisation on a CPU", flags=("--quantization", "w8a8_int8")),
     Broken("fp8 KV cache", "--kv-cache-dtype fp8_e4m3 on a CPU", flags=("--kv-cache-dtype", "fp8_e4m3")),
-    Broken("drafter quantised by flag", " ".join([*DRAFTER_INT8, "on a CPU"]), flags=DRAFTER_INT8),
+    Broken("drafter quantised by flag", "(w8a8_int8): no CPU serves it", flags=DRAFTER_INT8),
+    Broken("quantised drafter", "(fp8): no CPU serves it", drafter=FP8),
     Broken("what only SGLang's worker serves", "not lossless", flags=LOSSY),
 ]
 

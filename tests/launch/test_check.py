@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +14,21 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from sglang_dflash.check import cli, machine
+from sglang_dflash.check import command, machine
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about, gpu_named
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.launch import published
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
+from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
 
 HERE = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 LARGE_GPU = asked_about(None, 141)
 CARD = tuple(card_pair("Qwen3.5-27B").values())
+DOMINO = {"projector_type": "domino"}
 USERS = ("8", "24", "32")
 
 
@@ -56,7 +61,7 @@ def test_a_machine_on_which_a_start_would_be_refused_is_named_unless_another_is_
     about, here = "x this machine (--gpu checks another): ", replace(GPUS["h200"], is_local=True)
     monkeypatch.setattr(machine, "find_gpu", lambda _: None)
     assert about not in run(*CARD).stdout, "the CPU platform is installed"
-    monkeypatch.setattr(cli, "installed_plugins", lambda: [])
+    monkeypatch.setattr(command, "installed_plugins", lambda: [])
     monkeypatch.setattr(torch.version, "cuda", None)
     for gpu, reason in (
         (None, "this machine has no accelerator"),
@@ -83,15 +88,20 @@ def test_the_verdict_comes_first_and_a_note_never_changes_the_exit_status(tmp_pa
     assert refused.stdout.splitlines()[0].endswith(" REFUSED: 1 error") and "Start:" not in refused.stdout
 
 
-def test_users_alone_name_the_block_that_the_drafters_card_had_fastest_at_that_load(tmp_path: Path) -> None:
+def test_users_choose_the_block_that_the_drafters_card_had_fastest_at_that_load(tmp_path: Path) -> None:
     target, drafter = CARD
-    (tmp_path / "Qwen3.5-27B-DFlash").symlink_to(drafter)  # a card is found by the drafter's last part
-    shown = {users: run(target, str(tmp_path / "Qwen3.5-27B-DFlash"), "--users", users).stdout for users in USERS}
-    fastest = "fastest with {} users on z-lab/Qwen3.5-27B-DFlash's card: "
+    own = tmp_path / "Qwen3.5-27B-DFlash"
+    own.symlink_to(drafter)  # a card is found by the drafter's last part
+    shown = {users: run(target, str(own), "--users", users).stdout for users in USERS}
+    fastest, block = "fastest with {} users on z-lab/Qwen3.5-27B-DFlash's card: ", " --speculative-num-draft-tokens "
     assert fastest.format(8) + "block 16 in 4 of 5 tasks, block 8 in 1 of 5 tasks" in shown["8"]
-    assert fastest.format(32) + "block 8 in 5 of 5 tasks" in shown["32"]
-    assert "fastest" not in shown["24"], "the card has no figure for 24 users"
-    assert "fastest" not in run(*CARD, "--users", "32").stdout, "no card is known for this drafter"
+    assert fastest.format(32) + "block 8 in 5 of 5 tasks" in shown["32"] and "  block 8, " in shown["32"]
+    for users, last in (("8", f"{block}16"), ("32", f"{block}8"), ("24", str(own))):
+        assert shown[users].rstrip().endswith(last)
+    assert "has figures for 1, 8, 16, 32 users, not for 24" in shown["24"]
+    assert "has no figures that are known here" in run(*CARD, "--users", "32").stdout
+    typed = run(target, str(own), "--users", "32", "--speculative-num-draft-tokens", "4").stdout
+    assert "  block 4, " in typed and typed.count(block) == 1
 
 
 @pytest.mark.parametrize("name", ["5090", "RTX 5090", "NVIDIA GeForce RTX 5090", "RTX5090"])
@@ -100,24 +110,136 @@ def test_a_gpu_is_found_by_the_end_of_its_name(name: str) -> None:
 
 
 def test_auto_is_the_published_drafter_of_the_target() -> None:
-    known = published.published_drafters()
-    assert {published.drafter_of(target) for target in known} == set(known.values())
+    cards = published.published_pairs().values()
+    assert [published.drafter_of(card["target"]) for card in cards] == [card["drafter"] for card in cards]
     settings, _ = parse([], target="RadixArk/Qwen3.8-27B-NVFP4", drafter="auto")
     assert settings.speculative_draft_model_path == "incoai/Qwen3.8-27B-DFlash2"
-    refused = run("qwen3.8-27b", "auto", "--gpu", "h200")
-    assert refused.exit_code == 2 and "such as Qwen/Qwen3.8-27B," in refused.stdout
+    refused = run("qwen/qwen3.8-29b", "auto", "--gpu", "h200")
+    assert refused.exit_code == 2 and "this release knows no drafter for qwen/qwen3.8-29b" in refused.stdout
+    assert "such as Qwen/Qwen3.8-27B," in refused.stdout
 
 
-def test_a_target_without_a_drafter_is_offered_the_published_one(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "target",
+    ["qwen/qwen3.5-27b", "Qwen3.5-27B", "./Qwen3.5-27B", "/models/Qwen3.5-27B/", "Qwen/Qwen3.5-27B-FP8"]
+    + [f"someone/Qwen3.5-27B-{end}" for end in ("AWQ", "INT4", "NVFP4", "FP8-dynamic", "AWQ-4bit", "quantized.w4a16")]
+    + ["/root/.cache/huggingface/hub/models--Qwen--Qwen3.5-27B/snapshots/0a1b2c"],
+)
+def test_a_target_is_found_by_its_name_in_any_case_folder_and_quantisation(target: str) -> None:
+    assert published.drafter_of(target) == "z-lab/Qwen3.5-27B-DFlash"
+
+
+def named(folder: Path, target: str, drafter: str, **verifier: str) -> list[str]:
+    """The pair of a card under other names; a trainer may have written the target's."""
+    for name, source in ((target, CARD[0]), (drafter, CARD[1])):
+        config = json.loads((Path(source) / "config.json").read_text())
+        if name == drafter and verifier:
+            config["speculators_config"] = {"verifier": verifier}
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    index = Path(CARD[0]) / "model.safetensors.index.json"
+    (folder / target / index.name).write_text(index.read_text())
+    return [str(folder / target), str(folder / drafter)]
+
+
+TRAINED = "was trained for"
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "level", "said"),
+    [
+        ("Qwen3.5-27B", "Qwen3.6-27B-DFlash", "!", f"{TRAINED} Qwen/Qwen3.6-27B, and the target is"),
+        ("Qwen3.8-27B-FP8", "Qwen3.6-27B-DFlash", "!", f"{TRAINED} Qwen/Qwen3.6-27B, and the target is"),
+        ("Qwen3.6-27B", "Qwen3.8-27B-DFlash2", "!", f"{TRAINED} Qwen/Qwen3.8-27B, and the target is"),
+        ("Qwen3.5-27B-AWQ", "Qwen3.5-27B-DFlash", "-", f"{TRAINED} Qwen/Qwen3.5-27B, the base model of"),
+        ("Qwen3.5-27B", "Qwen3.5-27B-DFlash", "", ""),
+        ("target", "Qwen3.5-27B-DFlash", "", ""),  # the name of a folder proves nothing
+        ("Qwen3.5-27B", "drafter", "", ""),
+    ],
+)
+def test_a_pair_of_two_published_names_is_a_warning_with_both(
+    target: str, drafter: str, level: str, said: str, tmp_path: Path
 ) -> None:
-    card = {"target": CARD[0], "drafter": CARD[1], "speed": []}
-    monkeypatch.setattr(published, "published_pairs", lambda: {"Qwen3.5-27B": card})
-    published.published_drafters.cache_clear()
-    request.addfinalizer(published.published_drafters.cache_clear)
-    assert f"auto serves the published drafter {CARD[1]}" in run(CARD[0], "--gpu", "h200").stdout
-    with_drafter, with_auto = (run(CARD[0], each, "--gpu", "h200").stdout for each in (CARD[1], "auto"))
-    assert with_auto == with_drafter and "FITS" in with_auto
+    words = named(tmp_path, target, drafter)
+    shown = run(*words, "--gpu", "h200").stdout
+    found = [line for line in shown.splitlines() if TRAINED in line]
+    assert [line.split()[0] for line in found] == [level][: bool(level)] and all(said in line for line in found)
+    if level == "!":
+        assert words[0] in found[0] and "Fix: use " in shown
+
+
+def test_a_trainers_note_of_the_target_is_compared_with_a_target_that_can_be_named(tmp_path: Path) -> None:
+    pair = named(tmp_path, "Qwen3.5-27B", "drafter", name_or_path="Qwen/Qwen3.6-27B")
+    assert f"{TRAINED} Qwen/Qwen3.6-27B, and the target is" in run(*pair, "--gpu", "h200").stdout
+    pair = named(tmp_path / "same", "Qwen3.5-27B", "drafter", name_or_path="Qwen/Qwen3.5-27B-FP8")
+    assert TRAINED not in run(*pair, "--gpu", "h200").stdout
+
+
+def test_a_card_that_is_nearly_full_ends_with_the_flags_that_fit() -> None:
+    pair = [str(COMMANDS / name) for name in ("qwen38-27b-nvfp4", "qwen38-27b-dflash2")]
+    flags = "--mem-fraction-static 0.91 --chunked-prefill-size 1024 --mamba-ssm-dtype bfloat16 --max-running-requests 5"
+    shown = run(*pair, "--gpu", "rtx5090")
+    first, last = shown.stdout.splitlines()[0], shown.stdout.splitlines()[-1]
+    assert first.endswith("FITS WITH FLAGS: 5 requests") and last.endswith(flags) and shown.exit_code == 1
+    found = json.loads(run(*pair, "--gpu", "rtx5090", "--json").stdout)
+    assert (found["verdict"], found["proposed"]) == ("FITS WITH FLAGS: 5 requests", flags)
+    assert found["command"] == last.removeprefix("Start: ")
+    refused = json.loads(run(*pair, "--gpu", "rtx4090", "--json").stdout)
+    assert (refused["verdict"], refused["proposed"], refused["command"]) == ("DOES NOT FIT", None, None)
+
+
+def test_fewer_requests_than_the_limit_are_a_warning_whoever_set_it() -> None:
+    for flags in ([], ["--max-running-requests", "48"]):
+        shown = run(*CARD, "--gpu", "h100", "--mem-fraction-static", "0.75", *flags)
+        assert "FITS: 1 of 48 requests at once" in shown.stdout and shown.exit_code == 1
+
+
+def test_replicas_and_stages_and_ranks_are_named() -> None:
+    assert (
+        "FITS: 45 of 48 requests at once on each of 8 replicas" in run(*CARD, "--gpu", "h200", "--dp-size", "8").stdout
+    )
+    stages = run(*CARD, "--gpu", "h200", "--pp-size", "2").stdout
+    assert "DFLASH needs one pipeline stage" in stages and "Fix: leave --pp-size out" in stages
+    assert "Fix: use 1 or 2 or 4 or 8 or 16 ranks" in run(*CARD, "--gpu", "h200", "--tp-size", "3").stdout
+
+
+def test_online_quantisation_of_plain_weights_counts() -> None:
+    plain, fp8, other = (
+        json.loads(run(*CARD, "--gpu", "h200", "--json", *flags).stdout)
+        for flags in ([], ["--quantization", "fp8"], ["--quantization", "awq"])
+    )
+    sizes = [each["memory"]["served"]["sizing"]["target_weights"] for each in (plain, fp8, other)]
+    assert 0.5 < sizes[1] / sizes[0] < 0.6 and sizes[2] == sizes[0]
+    assert "does not count --quantization awq" in str(other["findings"])
+
+
+def test_verbose_lists_the_values_that_were_compared() -> None:
+    shown = run(*CARD, "--gpu", "h200", "-v").stdout
+    assert "hidden size                          5120 = 5120" in shown
+    assert "as expected" not in shown and "role" not in shown and "draft window" not in shown
+
+
+def test_what_cannot_be_read_is_titled_by_the_model() -> None:
+    absent = run(CARD[0], "z-lab/absent", HF_HUB_OFFLINE="1").stdout
+    assert "x drafter: " in absent and "z-lab/absent" in absent
+
+
+def test_old_variables_are_explained() -> None:
+    assert "SGLANG_ENABLE_SPEC_V2=1 has no effect" in run(*CARD, "--gpu", "h200", SGLANG_ENABLE_SPEC_V2="1").stdout
+
+
+def test_help_and_a_misspelt_command_import_neither_torch_nor_sglang() -> None:
+    code = "import sys; from sglang_dflash.check.cli import app\ntry: app({})\nexcept SystemExit: pass\n"
+    code += "print({{'torch', 'sglang', 'transformers', 'httpx'}} & sys.modules.keys())"
+    for words in (["--help"], ["version"], ["chekc"], ["check", "--help"], ["bench"][:0]):
+        ended = subprocess.run([sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True)
+        assert ended.stdout.splitlines()[-1] == "set()", (words, ended.stdout)
+
+
+def test_a_target_without_a_drafter_is_offered_the_published_one(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3.5-27B").symlink_to(CARD[0])
+    shown = run(str(tmp_path / "Qwen3.5-27B"), "--gpu", "h200").stdout
+    assert "--speculative-draft-model-path auto serves z-lab/Qwen3.5-27B-DFlash" in shown
 
 
 def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
@@ -127,11 +249,18 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
 
 
 @pytest.mark.parametrize(
-    ("flags", "changes", "switch", "on_gpu", "named"),
+    ("flags", "changes", "switch", "on_gpu", "part"),
     [
         ((), {}, "builtin", "warn", "SGLANG_DFLASH=builtin"),
         ((), {}, "on", "error", "SGLANG_DFLASH='on'"),
-        ((), {"drafter": {"dflash_config": {"projector_type": "domino"}}}, "", "warn", "head domino"),
+        ((), {"drafter": {"dflash_config": DOMINO}}, "", "warn", "head domino"),
+        (
+            (),
+            {"drafter": {"dflash_config": {"projector_type": "domino"}, "block_size": None}},
+            "",
+            "warn",
+            "head domino",
+        ),
         (("--enable-watermark",), {}, "", "warn", "--enable-watermark"),
         (("--attn-cp-size", "2"), {}, "", "warn", "context parallelism"),
         (("--speculative-accept-threshold-acc", "0.9"), {}, "", "warn", "not lossless"),
@@ -141,7 +270,7 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     ],
 )
 def test_the_worker_is_a_launchs(
-    flags: tuple[str, ...], changes: Any, switch: str, on_gpu: str, named: str, tmp_path: Path,
+    flags: tuple[str, ...], changes: Any, switch: str, on_gpu: str, part: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """What SGLang's worker serves is a warning on a GPU, and an error on the CPU platform, which has only ours."""
@@ -149,7 +278,8 @@ def test_the_worker_is_a_launchs(
     for on, level in ((LARGE_GPU, on_gpu), (CPU, "error")):
         found = report(tmp_path / on.kind, on, *flags, **changes)
         last = [each for each in found.findings if each.level == level][-1]
-        assert named in last.value and found.plan is None and not last.estimated
+        assert part in last.value and found.plan is None and not last.estimated
+        assert found.exit_code == {"warn": 1, "error": 2}[level], found.findings
 
 
 @pytest.mark.parametrize("flag", ["--speculative-use-rejection-sampling", "--speculative-use-block-verification"])

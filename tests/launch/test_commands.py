@@ -60,13 +60,13 @@ def test_every_finding_reads_as_a_sentence_after_its_title(caplog: pytest.LogCap
     sentences = [ast.unparse(call.args[0]).lstrip("f'\"") for call in found]
     assert len(found) > 40 and [each for each in sentences if re.match(NO_SUBJECT, each)] == []
     # the server logs title and finding: one without a title must be a whole sentence
-    given = settings(model_path=str(models() / "qwen3-8b"), speculative_draft_model_path="d")
-    (models() / "qwen3-8b" / "chat_template.jinja").unlink()
+    pair = {"model_path": "qwen3-8b", "speculative_draft_model_path": "qwen3-8b-dflash"}
+    given = settings(**{name: str(models() / folder) for name, folder in pair.items()})
+    (models() / "qwen3-8b" / "tokenizer.json").unlink()
     with caplog.at_level("INFO"):
-        told._is_left(SimpleNamespace(), Launch.of(given, CPU), {"chat template": RULES["chat template"]})  # type: ignore[arg-type]
+        told._is_left(SimpleNamespace(), Launch.of(given, CPU), {"tokenizer": RULES["tokenizer"]})  # type: ignore[arg-type]
     assert re.fullmatch(
-        r"DFLASH: chat template: the target has no chat template\. Fix: set --chat-template.+\.",
-        caplog.messages[0],
+        r"DFLASH: tokenizer: the target has no tokenizer\.json\..* Fix: check --tokenizer-path\.", caplog.messages[0]
     )
 
 

@@ -103,9 +103,8 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     from sglang_dflash import enter
     from sglang_dflash.drafter import checkpoint as reading
     from sglang_dflash.features.payoff import known_causes
-    from sglang_dflash.launch import pair_rules
     from sglang_dflash.launch import told as launch
-    from sglang_dflash.upstream import read_record
+    from sglang_dflash.launch.plan import decision_of
 
     for name, value in {
         "this_device": lambda _: GPUS["h200"],
@@ -113,6 +112,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
         "resolving_view": lambda args: args,
         "model_config_of": lambda args: args,
         "hybrid_gdn_config": lambda config: config,
+        "mambaish_config": lambda config: config,
         "_declare": lambda args, **changes: vars(args).update(changes),
     }.items():
         monkeypatch.setattr(launch, name, value)
@@ -120,9 +120,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     monkeypatch.setattr(launch, "judge", rules)
     monkeypatch.setattr(launch, "decide", decision)
     opened = Mock(wraps=reading.read_text)
-    for module in (reading, pair_rules):
-        monkeypatch.setattr(module, "read_text", opened)
-    monkeypatch.delenv("SGLANG_DFLASH_STATE_REPLAY", raising=False)
+    monkeypatch.setattr(reading, "read_text", opened)
     settings = arguments("--mem-fraction-static", "0.75", "--speculative-adaptive", device="cuda")
     args = SimpleNamespace(**vars(settings.arguments))
     launch.after_model_paths(args, lambda _: None)
@@ -132,8 +130,8 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     assert {"target/config.json", "drafter/config.json"} <= set(files) and len(files) == len(set(files))
     assert args.enable_linear_replayssm_spec and args.linear_replayssm_cache_len == 16
     assert args.mamba_full_memory_ratio == settings.mamba_full_memory_ratio and not args.speculative_adaptive
-    plan = read_record(args)
-    assert isinstance(plan, ServingPlan)
+    plan = decision_of(args).plan
+    assert plan is not None
     assert (plan.replay, plan.records, plan.block) == (True, 16, 16) and plan.widths is not None
 
     opened.reset_mock()

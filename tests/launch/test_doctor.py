@@ -39,7 +39,7 @@ def test_on_the_cpu_platform_our_worker_serves() -> None:
     report = json.loads(ended.stdout)
     assert (report["problem"], report["worker"]) == (None, "sglang-dflash")
     assert report["device"]["kind"] == "cpu"
-    assert report["versions"]["SGLang"]["installed"] == TESTED_SGLANG
+    assert report["versions"]["SGLang"] == TESTED_SGLANG
     assert PATCHED in report["patched"]
 
 
@@ -97,7 +97,7 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     monkeypatch.setattr(told, "current_platform", SRTPlatform())
     with pytest.raises(DFlashError) as refused:
         told.refuse_without_accelerator()
-    verdict, remedy = list(Installation(gpu or CPU, [], refused.value).lines())[:2]
+    verdict, remedy = list(Installation(gpu or CPU, {}, refused.value).lines())[:2]
     assert found in verdict and fix in remedy
     assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)
 
@@ -112,14 +112,14 @@ def test_what_no_test_ran_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(upstream, "version", version)
-    on_gpu = Installation(GPUS["h100"], list(doctor._parts()), None)
-    assert on_gpu.untested == ["NVIDIA H100 80GB HBM3", "Triton 9.9.9", "FlashInfer 0.7.2"]
+    on_gpu = Installation(GPUS["h100"], doctor._versions(), None)
+    assert on_gpu.untested == ["Triton 9.9.9", "FlashInfer 0.7.2", "NVIDIA H100 80GB HBM3"]
     text = "\n".join(on_gpu.lines())
-    assert text.startswith(
-        f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: NVIDIA H100"
-    )
+    assert text.startswith(f"sglang-dflash {__version__} serves DFLASH on NVIDIA H100 80GB HBM3.\nUntested: Triton")
     assert "torch       2.13.0+cu130\n" in text
-    patched = Installation(GPUS["h100"], [], None, [PATCHED])
+    on_h200 = {"SGLang": TESTED_SGLANG, "torch": "2.11.0+cu130", "Triton": "3.6.0", "CUDA": "13.0"}
+    assert Installation(H200, on_h200, None).untested == [] == Installation(CPU, {"CUDA": "13.9"}, None).untested
+    patched = Installation(GPUS["h100"], {}, None, [PATCHED])
     assert [*patched.lines(verbose=True)][-1] == PATCHED and PATCHED not in [*patched.lines()]
     chosen = Builtin("SGLANG_DFLASH=builtin", remedy="unset it")
-    assert Installation(GPUS["h100"], [], chosen).worker == "SGLang's own"
+    assert Installation(GPUS["h100"], {}, chosen).worker == "SGLang's own"

@@ -100,10 +100,10 @@ def test_sglangs_models_embed_within_a_group() -> None:
 def test_ranks_of_a_group_divide_attention_and_all_ranks_the_experts() -> None:
     name = "Qwen3.6-35B-A3B"
     alone, shared, dp = (
-        memory_of(name, "--max-running-requests", "32", *flags).served.sizing
+        memory_of(name, "--max-running-requests", "32", *flags).sizing
         for flags in ((), ("--tp-size", "4"), ("--tp-size", "4", "--attn-dp-size", "4", "--enable-dp-lm-head"))
     )
-    for size in ("target_kv", "draft_kv", "drafter_weights", "kept"):
+    for size in ("target_kv", "draft_kv", "drafter_weights", "scratch"):
         assert getattr(dp, size) == getattr(alone, size)
     assert shared.target_kv < dp.target_kv and dp.max_running == 8
     # Three quarters of the experts are elsewhere, and nothing else is.

@@ -1,4 +1,4 @@
-"""A drafter gets plain layers, for a quantised target too, unless a flag requests quantised ones."""
+"""A drafter gets the layers that its own config.json declares, whatever the target's are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 
 pytest.importorskip("sglang")
 
+import torch
+from sglang.srt.configs.model_config import ModelConfig
+
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.launch import told as launch
-from sglang_dflash.launch.plan import decide
-from sglang_dflash.launch.rules import LATE, judge
-from sglang_dflash.upstream import read_record
+from sglang_dflash.launch.plan import decide, decision_of
+from tests.support import trainers
 from tests.support.cards import FOLDER
 from tests.support.configs import write_model
 
@@ -56,7 +58,7 @@ def resolved(tmp_path: Path, *flags: str, drafter: dict[str, Any]) -> Any:
     [
         ((), {}, "unquant"),
         (("--quantization", "fp8"), {}, "unquant"),  # SGLang would hand it on
-        ((FLAG, "fp8"), QUANTISED, "fp8"),
+        ((FLAG, "fp8"), {}, "fp8"),
         ((), {**QUANTISED, "architectures": ["LiLiCorrDraftModel"]}, None),
     ],
     ids=["plain, FP8 target", "plain, flag for the target", "flag for the drafter", "left to SGLang's worker"],
@@ -71,31 +73,23 @@ def test_a_drafter_is_loaded_from_its_folder(
     args = resolved(tmp_path, *flags, drafter=drafter)
     assert args.speculative_draft_model_quantization == layers
     assert args.speculative_draft_model_path == str(tmp_path / "drafter")
-    assert ("SGLang's quantised layers, which are untested here" in caplog.text) == (layers == "fp8")
+    assert ("quantises a plain drafter when it is loaded" in caplog.text) == (layers == "fp8")
 
 
 @pytest.mark.parametrize("flags", [(), (FLAG, "unquant")])
-def test_a_quantised_drafter_gets_plain_layers(flags: tuple[str, ...], tmp_path: Path) -> None:
-    args = resolved(tmp_path, *flags, drafter=QUANTISED)
+def test_a_quantised_drafter_gets_its_own_quantised_layers(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """``unquant`` keeps the target's flag away, and SGLang reads the drafter's config.json."""
+    args = resolved(tmp_path, "--quantization", "w8a8_fp8", *flags, drafter=QUANTISED)
     assert args.speculative_draft_model_quantization == "unquant"
-    config = json.loads((Path(args.speculative_draft_model_path) / "config.json").read_text())
-    assert "quantization_config" not in config
-    record = read_record(args)
-    assert isinstance(record, launch.Launch)
-    plan = decide(record)
-    again = decide(launch.Launch.of(record.settings, GPUS["h200"]))  # from the folder that SGLang loads
-    assert (plan.files, plan.drafter, plan.files.config) == (again.files, again.drafter, again.files.config)
-    assert plan.drafter.stored is not None and plan.drafter.quantization is None
+    assert args.speculative_draft_model_path == str(tmp_path / "drafter")
+    record = decision_of(args).launch
+    assert record is not None and decide(record).drafter.quantization == "fp8"
+    # SGLang turns the word into None, and keeps that it was set.
+    config = ModelConfig(args.speculative_draft_model_path, is_draft_model=True, is_draft_quantization_explicit=True)
+    assert config.quantization == "fp8"
 
 
-def test_sglangs_worker_never_gets_bytes_in_plain_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SGLANG_DFLASH", raising=False)
-    args = resolved(tmp_path, drafter=QUANTISED)
-    record = read_record(args)
-    assert isinstance(record, launch.Launch)
-    changed = record.changed(device="cuda", enable_watermark=True)
-    with pytest.raises(
-        DFlashError, match="--enable-watermark is used, and SGLang's own worker does not dequantise"
-    ) as raised:
-        raise_first_error(judge(changed, LATE))
-    assert "SGLANG_DFLASH=builtin" in raised.value.remedy
+def test_a_trainers_form_keeps_its_quantisation(tmp_path: Path) -> None:
+    written = {**trainers.config("speculators"), **QUANTISED}
+    view = plain_view(ModelFiles(str(write_model(tmp_path / "drafter", written, {"a": torch.zeros(1)}))))
+    assert view is not None and json.loads((view / "config.json").read_text())["quantization_config"] == FP8

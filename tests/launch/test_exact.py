@@ -20,7 +20,7 @@ DENSE, HYBRID, EXPERTS = "Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.6-35B-A3B"
 
 
 def finding(report: Report) -> Finding | None:
-    return next((each for each in report.findings if each.about == "exact" and each.value != "as expected"), None)
+    return next((each for each in report.findings if each.about == "exact" and each.value), None)
 
 
 def plan(name: str, *flags: str, **options: Any) -> Any:
@@ -68,8 +68,6 @@ def test_exact(name: str, flags: tuple[str, ...]) -> None:
         (DENSE, TRITON, {"kv_lora_rank": 512}, "MLA"),
         (DENSE, TRITON, {"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         (DENSE, TRITON, {"use_sliding_window": True}, "sliding-window"),
-        (DENSE, TRITON, {"hybrid_override_pattern": "M-*-"}, "Mamba2"),
-        (DENSE, TRITON, {"layers_block_type": ["mamba", "mlp"]}, "Mamba2"),
     ],
 )
 def test_a_reason_against(name: str, flags: tuple[str, ...], keys: dict[str, Any], reason: str) -> None:
@@ -91,8 +89,6 @@ def test_every_reason_is_in_one_warning_and_in_the_plan() -> None:
 def test_records_in_another_dtype_cannot_be_replayed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float32")
     assert not plan(HYBRID, *TRITON, "--enable-linear-replayssm-spec").exact
-    monkeypatch.setenv("SGLANG_DFLASH_STATE_REPLAY", "0")
-    assert plan(HYBRID, *TRITON).exact
 
 
 def test_the_cpu_platform_needs_no_backend() -> None:

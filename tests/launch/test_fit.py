@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.memory import MemoryTable, target_kv_per_token
 from sglang_dflash.check.pools import Sizing, fit
-from sglang_dflash.check.report import preflight
+from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
@@ -28,6 +27,7 @@ from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
+from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
@@ -38,7 +38,7 @@ PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwe
 
 
 def sizing(*flags: str) -> Sizing:
-    return memory_of("Qwen3.5-27B", *flags).served.sizing
+    return memory_of("Qwen3.5-27B", *flags).sizing
 
 
 def card_flags(name: str) -> list[str]:
@@ -52,12 +52,11 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
     report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
     assert [finding for finding in report.findings if finding.level == "error"] == []
-    assert report.memory is not None and report.memory.served.running > 0 and report.memory.other is not None
-    text, served = text_config(config), report.memory.served.sizing
+    assert report.memory is not None and report.memory.running > 0
+    text, served = text_config(config), report.memory.sizing
     assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
     padding = served.page * (served.target_kv + served.draft_kv)
-    for pools in (report.memory.served, report.memory.other):
-        assert sum(pools.bytes.values()) <= report.memory.static_bytes + padding
+    assert sum(report.memory.bytes.values()) <= report.memory.static_bytes + padding
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,8 +66,8 @@ def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
     flags = [*card_flags(name), "--attention-backend", backend, "--speculative-draft-attention-backend", backend]
     report = checked(name, *flags, on=GPUS[gpu])
     assert report.memory is not None
-    served = report.memory.served
-    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes, replay=served.replay)
+    served = report.memory
+    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes)
     assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
 
 
@@ -82,29 +81,27 @@ DFLASH2: dict[str, Any] = {
 }
 
 
-def test_a_published_dflash2_drafter_has_its_published_size_and_more_requests_fit_than_with_kept_states(
-    tmp_path: Path,
-) -> None:
+def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> None:
     pair = FOLDER / "Qwen3.6-27B"
     write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
     shapes = expected_shapes(DrafterConfig.load(tmp_path))
     size = 2 * sum(map(math.prod, shapes.values()))
     assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
 
-    def memory(*flags: str) -> MemoryTable:
+    def memory(*flags: str) -> Report:
         report = preflight(parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0], GPUS["h200"])
         assert report.memory is not None and not [each for each in report.findings if each.level == "error"]
-        return report.memory
+        return report
 
     table = memory()
-    assert table.served.replay and table.other is not None and table.served.sizing.block == 8
-    assert (table.served.running, table.other.running) == (47, 15)
-    assert table.served.sizing.drafter_weights == size
+    assert table.memory and table.memory.sizing.block == 8 and table.memory.sizing.records
+    assert table.memory.running == 47
+    assert table.memory.sizing.drafter_weights == size
     # Selector, convolutions and the context projection are whole on every rank.
     parts = [name for name in shapes if "select" in name or "_conv" in name or name == "fc.weight"]
     whole = 2 * sum(math.prod(shapes[name]) for name in parts)
-    of_a_rank = memory("--tp-size", "8").served.sizing.drafter_weights
-    assert of_a_rank == pytest.approx((size - whole) / 8 + whole, rel=1e-3)
+    eight = memory("--tp-size", "8").memory
+    assert eight and eight.sizing.drafter_weights == pytest.approx((size - whole) / 8 + whole, rel=1e-3)
 
 
 def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
@@ -114,23 +111,18 @@ def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
     assert sizing("--max-running-requests", "9").max_states is None
 
 
-def test_replayed_and_kept_states_have_the_dtype_of_flag_then_variable_then_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_states_have_the_dtype_of_flag_then_variable_then_target(monkeypatch: pytest.MonkeyPatch) -> None:
     of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
-    assert of_target.replayed.slot - by_flag.replayed.slot == 48 * 48 * 128 * 128 * 2
+    assert of_target.state - by_flag.state == 48 * 48 * 128 * 128 * 2
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
     assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
-    assert of_target.replayed.slot == of_target.kept.slot and by_flag.replayed.slot == by_flag.kept.slot
 
 
-def test_a_prefill_server_keeps_states_and_has_no_verify_scratch() -> None:
-    flags = ("--disaggregation-mode", "prefill")
-    report = checked("Qwen3.5-27B", *flags)
-    assert report.plan is not None and report.plan.describe()["states"] == "kept"
-    assert report.memory is not None and report.memory.other is None
-    assert report.memory.served.bytes["scratch"] == 0
-    assert sizing(*flags, "--enable-pd-role-switch").kept.scratch  # it may become a decoding server
+def test_a_prefill_server_has_no_verify_scratch() -> None:
+    pools = checked("Qwen3.5-27B", "--disaggregation-mode", "prefill").memory
+    assert pools is not None and pools.bytes["scratch"] == 0
+    budget = (pools.static_bytes - pools.sizing.weights) * 0.9 / 1.9 - pools.sizing.state
+    assert pools.state_slots == budget // pools.sizing.state  # SGLang's own division
 
 
 # SmolLM2-135M (no head_dim) and Qwen3-0.6B; parameters, and K/V numbers of a token, by their cards.
@@ -162,7 +154,7 @@ def test_the_memory_of_a_dense_target_follows_from_its_configuration(
     flags = parse(["--dtype", "bfloat16"], target=str(tmp_path / "target"), drafter=str(tmp_path / "drafter"))[0]
     report = preflight(flags, GPUS["h100"])
     assert report.memory is not None, report.findings
-    served = report.memory.served
+    served = report.memory
     assert (served.sizing.target_weights, served.sizing.target_kv) == (2 * parameters, 2 * kv)
     heads = config["num_key_value_heads"]  # ranks beyond the KV heads hold copies
     assert [target_kv_per_token(target(**config), kv_bytes=2, tp_size=tp)[0] for tp in (heads, 2 * heads)] == [
@@ -190,7 +182,7 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
     assert [finding.about for finding in certain] == (["running requests"] if weighed else [])
     assert re.search(r"the weights of one rank take 149\.\d+ GiB of 119.34 GiB \(0.85 of the device\)", str(report))
     assert [advice.flag for advice in report.advice] == ["--tp-size 2"]
-    assert report.memory is not None and report.memory.served.tokens == 0
+    assert report.memory is not None and report.memory.tokens == 0
     assert CliRunner().invoke(app, ["check", *pair.values(), "--gpu", "h200"]).exit_code == 2
     if weighed:
         with pytest.raises(DFlashError, match=r"weights of one rank take 149.* serve a quantised target"):

@@ -56,7 +56,8 @@ def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str
     pair, _, drafter = pair.partition(" ")
     models, flags = (target_path(pair), drafter_path(pair, drafter or "good")), [*SIZES.split(), *words.split()]
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(models[1]))
-    with running(tmp_path, "--model-path", str(models[0]), *draft, *flags) as server:
+    command = ("--model-path", str(models[0]), *draft, *flags)
+    with running(tmp_path, *command, **with_plugin(tmp_path, "memory")) as server:
         allocation = worker_info(server)["memory_bytes"]
     estimate = memory_estimate(*models, *flags)
     if "--tp-size" in words:
@@ -86,8 +87,8 @@ def test_a_server_divides_free_memory_as_check_predicts(thousandths: int, words:
     flags = ["--dtype", "float32", "--max-running-requests", "48", *words.split()]
     report = preflight(parse(flags, **models)[0], asked_about("cpu", 64))
     assert report.memory is not None
-    sizing = report.memory.served.sizing
-    predicted = fit(sizing, free + sizing.weights, replay=True)
+    sizing = report.memory.sizing
+    predicted = fit(sizing, free + sizing.weights)
     environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)}
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
     with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
@@ -109,8 +110,6 @@ WINDOW = "--speculative-draft-window-size 64"
         ("gpt_oss", f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
         ("gemma4_text", "--max-total-tokens 3000"),
         ("deepseek_v3", WINDOW),
-        ("nemotron_h", ""),
-        ("nemotron_h", f"--disable-radix-cache {WINDOW}"),
     ],
 )
 def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, words: str, tmp_path: Path) -> None:
@@ -122,8 +121,10 @@ def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, wor
     variables = {SWITCH: OURS, "SGLANG_VLM_CACHE_SIZE_MB": "0"}
     report = preflight(replace(parse(flags, **models)[0], environ=variables), asked_about("cpu", 64))
     assert report.memory is not None, report.findings
-    predicted = fit(report.memory.served.sizing, free + report.memory.served.sizing.weights)
-    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    predicted = fit(report.memory.sizing, free + report.memory.sizing.weights)
+    environment = (
+        with_plugin(tmp_path, "free_bytes", "memory") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
+    )
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
     with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
         worker, tokens = worker_info(server), server.get("/server_info").json()["max_total_num_tokens"]
@@ -170,7 +171,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     report = preflight(parse([*base, *flags], **pair)[0], asked_about("cpu", 64))
     assert report.memory is not None
     with dflash_server(PAIR, tmp_path_factory.mktemp("kept"), *flags, base=base) as server:
-        yield PrefixServer(server, request.param, report.memory.served)
+        yield PrefixServer(server, request.param, report.memory)
 
 
 def prompt(number: int, length: int = 130) -> list[int]:

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
 
-import sglang_dflash
 from sglang_dflash.check import flags
+from sglang_dflash.check.command import split
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.settings import COPIES_SWITCH, READ, Settings, in_transfer, slots_per_request
-from tests.support.configs import DRAFTER, launch_of
+from sglang_dflash.launch.old_flags import modernise_argv
+from sglang_dflash.launch.settings import EXACT_SWITCH, Settings, in_transfer, slots_per_request
 
 
 def parse(*words: str) -> tuple[Settings, list[str]]:
     return flags.parse(words, target="t", drafter="d")
 
 
-def test_what_is_read_is_listed_and_is_an_argument_of_sglangs() -> None:
-    """``check`` names other flags of a command as not counted."""
-    package = Path(sglang_dflash.__path__[0])
-    texts = [file.read_text() for room in ("launch", "check") for file in (package / room).glob("*.py")]
-    named = {name for text in texts for name in re.findall(r"\b(?:self\.settings|settings|self)\.([a-z0-9_]+)", text)}
-    known = vars(parse()[0].arguments).keys()
-    assert named & known == READ | {"speculative_algorithm"} and known >= READ
+def test_settings_record_the_names_that_are_read() -> None:
+    settings, given = parse("--tp-size", "2", "--page-size", "16")
+    changed = settings.changed(tp_size=4)
+    assert (changed.tp_size, settings.tp_size) == (4, 2)
+    assert settings.read == changed.read == {"tp_size"} and {*given} == {"tp_size", "page_size"}
 
 
 @pytest.mark.parametrize(
@@ -51,15 +48,64 @@ def test_a_word_that_a_server_does_not_accept_is_an_error(words: str, found: str
 
 def test_a_cards_command_can_be_pasted_after_the_models() -> None:
     pasted = "--model-path t --speculative-algorithm DFLASH --tp-size 2 --host 0.0.0.0"
-    settings, unread = parse(*pasted.split())
+    settings, given = parse(*pasted.split())
     assert (settings.model_path, settings.speculative_draft_model_path, settings.tp_size) == ("t", "d", 2)
-    assert unread == ["--host"]
+    assert {*given} == {"tp_size", "host"}
 
 
-def test_flags_that_are_not_read_or_in_part_are_named() -> None:
-    for words in ("--host 0.0.0.0", "--enable-lora", "--enable-hierarchical-cache", "--bucket-e2e-request-latency 1 2"):
-        [finding] = flags.check_unread(parse("--tp-size", "2", *words.split())[1])
-        assert finding.level == "note" and words.split()[0] in finding.value
+@pytest.mark.parametrize(
+    ("words", "models"),
+    [
+        ("t d --tp-size 2", ("t", "d")),
+        ("t --tp-size 2", ("t", None)),
+        ("--model-path t --speculative-draft-model-path d --tp-size 2", (None, None)),
+        ("python -m sglang.launch_server --model-path t --tp-size 2", (None, None)),
+        ("sglang serve t --tp-size 2", ("t", None)),
+    ],
+)
+def test_the_models_of_a_command(words: str, models: tuple[str | None, str | None]) -> None:
+    target, drafter, rest = split(words.split())
+    assert (target, drafter) == models and rest[-2:] == ["--tp-size", "2"]
+    settings, _ = flags.parse(rest, target=target, drafter=drafter)
+    assert settings.model_path == "t"
+
+
+def test_a_launch_without_a_target_is_refused() -> None:
+    with pytest.raises(DFlashError, match="--model-path"):
+        flags.parse(["--tp-size", "2"], target=None, drafter=None)
+
+
+def test_flags_that_are_not_read_or_in_part_are_named_and_those_that_cannot_matter_are_not() -> None:
+    def named(words: str) -> str:
+        settings, given = parse(*words.split())
+        settings.read.update({"tp_size", "enable_lora", "enable_hierarchical_cache"})
+        return " ".join(found.value for found in flags.check_unread(given, settings))
+
+    for words in ("--enable-lora", "--enable-hierarchical-cache", "--moe-runner-backend triton"):
+        assert words.split()[0] in named(f"--tp-size 2 {words}")
+    silent = "--host 0.0.0.0 --port 80 --api-key k --served-model-name m --enable-metrics --random-seed 1"
+    assert named(silent) == "" == named("--tp-size 2")
+    assert named("--speculative-num-steps 7") == "--speculative-num-steps has no effect with DFLASH"
+
+
+def test_a_configuration_file_is_read_as_sglang_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("tp-size: 4\nspeculative-dflash-draft-window-size: 512\nmodel-path: t\n")
+    words, notes = modernise_argv(flags.merged(["--config", str(file), "--tp-size", "2"]))
+    settings, _ = flags.parse(words, target=None, drafter=None)
+    assert (settings.model_path, settings.tp_size, settings.speculative_draft_window_size) == ("t", 2, 512) and notes
+    for path, text in ((tmp_path / "absent.yaml", None), (tmp_path / "bad.yaml", "[")):
+        if text:
+            path.write_text(text)
+        with pytest.raises(DFlashError, match="--config: "):
+            flags.merged(["--config", str(path)])
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/dir", "./nodir", "~/nodir"])
+def test_a_folder_that_does_not_exist_is_named(path: str) -> None:
+    for pair in ({"target": path, "drafter": "auto"}, {"target": "t", "drafter": path}):
+        with pytest.raises(DFlashError, match=f"there is no folder {path}"):
+            flags.parse([], **pair)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +134,8 @@ def test_state_slots_of_a_running_request(words: str, slots: int) -> None:
         ("--disaggregation-mode decode --max-running-requests 33", 0),
         ("--disaggregation-mode decode --max-running-requests 32", 64),
         ("--disaggregation-mode decode --max-running-requests 32 --disaggregation-decode-extra-slots 5", 5),
+        ("--disaggregation-mode decode --dp-size 2 --max-running-requests 64", 64),  # per replica
+        ("--disaggregation-mode decode --dp-size 2 --enable-dp-attention --tp-size 2 --max-running-requests 64", 64),
     ],
 )
 def test_requests_in_transfer(words: str, waiting: int | None) -> None:
@@ -110,17 +158,6 @@ def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
     assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
 
 
-@pytest.mark.parametrize(
-    ("switch", "adaptive", "copied"),
-    [("", False, False), ("", True, True), ("1", False, True), ("0", True, False), ("1", True, True)],
-)
-def test_blocks_are_copied_with_adaptive_widths_unless_chosen_otherwise(
-    switch: str, adaptive: bool, copied: bool
-) -> None:
-    launch = launch_of(DRAFTER, environ={COPIES_SWITCH: switch}, speculative_adaptive=adaptive)
-    assert launch.copies is copied
-
-
 def test_an_invalid_variable_is_refused() -> None:
-    with pytest.raises(DFlashError, match=COPIES_SWITCH):
-        Settings(environ={COPIES_SWITCH: "yes"}).validate()
+    with pytest.raises(DFlashError, match=EXACT_SWITCH):
+        Settings(environ={EXACT_SWITCH: "yes"}).validate()

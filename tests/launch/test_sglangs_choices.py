@@ -15,14 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang.srt import configs
-from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.layers.quantization.modelopt_quant import ModelOptFp4Config, ModelOptFp8Config
 from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
 from sglang.srt.utils.hf_transformers.common import get_context_length, get_hf_text_config
 from sglang.srt.utils.hf_transformers.config import get_config
 
-from sglang_dflash.check.flags import check_flags
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
@@ -112,22 +110,6 @@ def test_the_dtypes_of_kv_are_those_that_sglang_resolves(
         model=plain, is_draft_worker=True, speculative_draft_kv_cache_dtype=own, **asked
     )
     assert [TYPES[each] for each in launch.kv_dtypes] == [theirs, drafts]
-
-
-@pytest.mark.parametrize("stored", ["fp8", "modelopt", "awq", "gptq", "compressed-tensors", "mxfp8"])
-@pytest.mark.parametrize("flag", ["fp8", "modelopt_fp4", "awq", "w8a8_int8", "compressed-tensors", "w8a8_fp8"])
-def test_a_quantisation_that_sglang_refuses_is_an_error(flag: str, stored: str) -> None:
-    config = {"quantization_config": {"quant_method": stored}}
-    found = list(check_flags(launch_of(drafter(), target(**config), quantization=flag)))
-    model = SimpleNamespace(quantization=flag, is_draft_model=False, hf_config=SimpleNamespace(architectures=[]))
-    model._parse_quant_hf_config = lambda: dict(config["quantization_config"])
-    model._find_quant_modelslim_config = lambda: None
-    try:
-        ModelConfig._verify_quantization(model)  # type: ignore[arg-type]
-    except ValueError as error:
-        assert ("does not match" in str(error)) == bool(found), error
-    else:
-        assert not found
 
 
 @pytest.mark.parametrize("name", [name for name in vars(configs) if name.endswith("Config") and "Vision" not in name])

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("sglang")
 
 import torch
-from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
 from sglang.srt.runtime_context import get_context, get_parallel
@@ -26,13 +25,14 @@ from sglang_dflash.check.memory import sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, fit
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import TokenPools
+from sglang_dflash.launch.plan import decide
 from tests.launch.commands import FOLDER
 
 pytestmark = pytest.mark.sglang
 FREE = 40 << 30
 BLOCK, PAGE, DRAFT = 8, 16, 20_480  # DRAFT: bytes per token of the drafter's K/V
 TWO_POOLS = ("gpt-oss-20b", "gpt-oss-120b", "gemma4-31b")
-ONE_POOL = ("glm47-flash", "kimi-k26-nvfp4", "minimax-m25", "nemotron3-nano")
+ONE_POOL = ("glm47-flash", "kimi-k26-nvfp4", "minimax-m25")
 FLAGS: list[dict[str, Any]] = [
     {},
     {"swa_full_tokens_ratio": 0.3},
@@ -43,8 +43,8 @@ FLAGS: list[dict[str, Any]] = [
 
 # Resolving arguments would load plugins; the CPU platform's replace SGLang's kernels in this process.
 @patch("sglang.srt.plugins.load_plugins", lambda: None)
-def sglangs(folder: Path, tp: int, **fields: Any) -> tuple[Any, int]:
-    """SGLang's division of ``FREE`` bytes between K/V pools, and the bytes of a recurrent state."""
+def sglangs(folder: Path, tp: int, **fields: Any) -> Any:
+    """SGLang's division of ``FREE`` bytes between K/V pools."""
     spec = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": BLOCK, "page_size": PAGE}
     ranks = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), tp)
     with get_context().override_server_args(**spec, **fields), get_parallel().override(**ranks):
@@ -62,22 +62,19 @@ def sglangs(folder: Path, tp: int, **fields: Any) -> tuple[Any, int]:
             use_mla_backend=model.attention_arch.name == "MLA", is_hybrid_swa=model.is_hybrid_swa,
             server_args=SimpleNamespace(enable_hisparse=False, enable_dsa_cache_layer_split=False),
         )  # fmt: skip
-        config = mambaish_config(model)
-        state = 0 if config is None else config.mamba2_cache_params.mamba_cache_per_req
         pools = create_memory_pool_configurator(configurator)
         found = pools.calculate_pool_sizes(FREE, PAGE)
         if (most := fields.get("max_total_tokens")) and most < found.max_total_num_tokens:
             found = pools.calculate_pool_sizes_from_max_tokens(most, PAGE)
-    return found, state
+    return found
 
 
 def predicted(folder: Path, tp: int, **fields: Any) -> tuple[Sizing, Pools]:
     flags = {"page_size": PAGE, "speculative_num_draft_tokens": BLOCK, "tp_size": tp, "kv_cache_dtype": "bf16"}
     settings = parse([], target=str(folder), drafter="")[0].changed(**flags, **fields)
     launch = Launch.of(settings.changed(speculative_draft_model_path=""), GPUS["h200"])
-    sizing = replace(sizing_of(launch), draft_kv=DRAFT, target_weights=0, drafter_weights=0)
-    kv_only = replace(sizing, kept=replace(sizing.kept, slot=0), replayed=replace(sizing.replayed, slot=0))
-    return sizing, fit(kv_only, FREE)
+    sizing = replace(sizing_of(launch, decide(launch)), draft_kv=DRAFT, target_weights=0, drafter_weights=0)
+    return sizing, fit(sizing, FREE)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 16])
@@ -90,10 +87,10 @@ def test_the_pools_of_a_published_target_are_sglangs(
     config = json.loads((FOLDER / name / "config.json").read_text())
     config.pop("quantization_config", None)  # whose method SGLang knows on a GPU only; it changes no K/V in bf16
     (tmp_path / "config.json").write_text(json.dumps(config))
-    theirs, state = sglangs(tmp_path, tp, **fields)
+    theirs = sglangs(tmp_path, tp, **fields)
     sizing, ours = predicted(tmp_path, tp, **fields)
     assert (ours.tokens, ours.sliding_tokens) == (theirs.max_total_num_tokens, theirs.swa_max_total_num_tokens or 0)
-    assert sizing.kept.slot == sizing.replayed.slot == state
+    assert sizing.state == 0
 
 
 def test_a_request_ends_at_the_smaller_pool() -> None:

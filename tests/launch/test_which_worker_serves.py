@@ -24,9 +24,10 @@ from sglang_dflash.launch import told as hooks_launch
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.choice import LEFT
 from sglang_dflash.launch.device import CPU, Device
+from sglang_dflash.launch.plan import Decision, decision_of
 from sglang_dflash.launch.rules import judge
 from sglang_dflash.launch.settings import OURS, SWITCH
-from sglang_dflash.upstream import read_record, write_record
+from sglang_dflash.upstream import write_record
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.configs import RULES, serving_plan, settings, target
@@ -42,7 +43,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
     args = SimpleNamespace()
-    write_record(args, reason or serving_plan())
+    write_record(args, Decision(reason=reason) if reason else Decision(serving_plan()))
     return args
 
 
@@ -108,6 +109,25 @@ def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
         reason(CPU, model_path=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({"hybrid_override_pattern": "M-M*M-"}, "Mamba2"),
+        ({"layers_block_type": ["mamba", "mlp"]}, "Mamba2"),
+        ({"layer_types": ["mamba", "full_attention"]}, "Mamba2"),
+        ({"linear_attn_config": {}}, "KDA"),
+    ],
+)
+def test_states_that_cannot_be_replayed_are_left_with_the_switch_too(
+    keys: dict[str, Any], layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(target(**keys)))
+    monkeypatch.setenv(SWITCH, OURS)
+    assert str(reason(model_path=str(tmp_path))).startswith(f"the target has {layers} layers")
+    with pytest.raises(DFlashError, match="on the CPU platform, where SGLang's own worker does not run"):
+        reason(CPU, model_path=str(tmp_path))
+
+
 def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,8 +148,8 @@ def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
 
 def launch(
     monkeypatch: pytest.MonkeyPatch, gpu: Device, target: str, drafter: str | None = None
-) -> tuple[list[str], object]:
-    """The warnings of a launch whose resolution ends, and the record of its arguments."""
+) -> tuple[list[str], Decision]:
+    """The warnings of a launch whose resolution ends, and what it decided."""
     args = SimpleNamespace(**vars(settings().arguments))
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
@@ -141,7 +161,7 @@ def launch(
     monkeypatch.delenv(SWITCH, raising=False)
     hooks_launch.after_model_paths(args, lambda _: None)
     hooks_launch.around_speculation(args, lambda _: None)
-    return logged, read_record(args)
+    return logged, decision_of(args)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +173,9 @@ def test_a_launch_that_is_left_to_sglang_logs_one_line_and_checks_nothing(
     gpu: Device, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rule would refuse either pair: this drafter is not the target's."""
-    [line], record = launch(monkeypatch, gpu, target)
+    [line], decided = launch(monkeypatch, gpu, target)
     assert line.startswith("DFLASH is served by SGLang's own worker, not by sglang-dflash: ")
-    assert isinstance(record, str) and record in line
+    assert decided.plan is None and decided.reason and decided.reason in line
 
 
 @pytest.mark.parametrize(
@@ -183,5 +203,5 @@ def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCapt
     assert enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace()) is int
     assert caplog.messages == [
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
-        "its arguments were resolved in a process that did not load the plugin dflash"
+        "its arguments were resolved in a process without the plugin dflash"
     ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.widths import WidthConfig, parse_config, read_config
+from sglang_dflash.launch.widths import WidthConfig, read_config
 
 
 @pytest.mark.parametrize(
@@ -28,18 +30,19 @@ def test_default_widths_are_powers_of_two_and_12_the_block_size_and_what_the_dra
 @pytest.mark.parametrize(
     "found, named",
     [
-        ({"policy": "adaptive"}, ["policy", "the only key is widths", "leave it out"]),
+        ({"policy": "adaptive"}, ["policy is unknown", '{"widths"']),
         ({"widths": []}, ["widths", "[]"]),
-        ({"widths": [0, 4]}, ["widths", "greater than or equal to 1"]),
+        ({"widths": [0, 4]}, ["widths is [0, 4]", "numbers from 1"]),
         ({"widths": [True]}, ["widths"]),
         ({"widths": [4.0]}, ["widths"]),
         ({"widths": 4}, ["widths"]),
-        ({"8": {"candidate_steps": [1, 3]}}, ["batch size", "SGLang's steps", '{"widths"']),
+        ({"8": {"candidate_steps": [1, 3]}}, ["the key 8", "batch size", "SGLang's steps", '{"widths"']),
     ],
 )
-def test_an_unknown_key_or_value_is_refused_by_name(found, named):
+def test_an_unknown_key_or_value_is_refused_by_name(found, named, tmp_path):
+    (tmp_path / "width.json").write_text(json.dumps(found))
     with pytest.raises(DFlashError) as error:
-        parse_config(found)
+        read_config(str(tmp_path / "width.json"))
     for text in ("--speculative-adaptive-config", *named):
         assert text in str(error.value)
 

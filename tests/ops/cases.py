@@ -225,12 +225,9 @@ def test_match_copies(bs: int, width: int, vocab: int, bound: int, lens: torch.d
     history, rows, last = histories(bs, vocab)
     after = (last - ints(1, width + 1, bs)).clamp(min=0)
     tokens = ints(0, vocab, bs, width + 3)[:, :width]
-    # Of a step before, or cleared; and what was offered, which may be wider than this step.
-    found = torch.zeros(ROWS, 4, dtype=torch.int64, device=DEVICE)
+    # Of a step before, or cleared.
+    found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     found[rows[::2], 0] = (last[::2] << 36) - 1
-    if bs:
-        step.offers_of(found)[rows[1:], step.PLACE] = ints(0, width + 3, bs - 1, dtype=torch.int32)
-        step.offers_of(found)[rows[1:], step.OTHER] = ints(0, vocab, bs - 1, dtype=torch.int32)
     # Positions past the table: the definition writes them to the last column, the kernel nowhere.
     compare(
         *("match_copies", history, found, rows, after.to(lens), tokens, last.to(lens)),
@@ -241,15 +238,15 @@ def test_match_copies(bs: int, width: int, vocab: int, bound: int, lens: torch.d
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (3, 2), (9, 16), (9, 33)])
-def test_offer_copies(bs: int, width: int) -> None:
+def test_take_copies(bs: int, width: int) -> None:
     history, rows, last = histories(bs, 3)
-    found = torch.zeros(ROWS, 4, dtype=torch.int64, device=DEVICE)
+    found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     newest = history[rows].gather(1, last[:, None]).long()
     step.match_copies(history, found, rows, last - 1, newest, last, longest=6, bound=COLUMNS)
-    tokens, margins = ints(0, 3, bs, width), (torch.randn(bs, width + 2, device=DEVICE) * 9)[:, : width - 1]
-    choices = torch.rand(32, device=DEVICE) < 0.5
-    _, _, _, _, after, *_ = compare("offer_copies", tokens, margins, history, found, rows, last, choices, least=5)
-    assert bs < 9 or (step.offers_of(after)[rows, step.PLACE] > 0).any()
+    tokens, margins = ints(0, 3, bs, width), ints(-1, 8, bs, width + 2)[:, : width - 1].float()  # 4.0, too
+    margins[margins == 7] = float("nan")
+    _, _, _, _, after, *_ = compare("take_copies", tokens, margins, history, found, rows, last, least=5, margin=4.0)
+    assert bs < 9 or (after[rows, 1] > 0).any()
 
 
 # The arithmetic is float32 in any dtype: the sums' order moves a result to the neighbouring value at most.

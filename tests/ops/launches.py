@@ -12,7 +12,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -145,6 +145,26 @@ def compiled_for(capability: int, ptxas: str | None = None) -> Iterator[list[Lau
             yield launches
     finally:
         JITFunction.run, driver._active = run, before
+
+
+def first_calls(target: Any, step: Callable[..., None], with_patch: Any, *, every_batch: bool = False) -> None:
+    """Run the dummy steps of a start, which ``step`` launches, with snapshots and without; nothing else of it."""
+    from sglang_dflash.worker.start import prewarm
+    from tests.support.configs import serving_plan
+
+    mamba, nothing = SimpleNamespace(enable_mamba_extra_buffer=True), lambda *_, **__: None
+    for owner, name, value in (
+        (prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba)),
+        (prewarm, "get_schedule", lambda: SimpleNamespace(page_size=1)),
+        (prewarm, "mamba_track_grid", lambda page: 256),
+        (prewarm, "runs_kernels", lambda tensor: True),
+        (prewarm, "sample", nothing),
+        *((prewarm.FirstCalls, name, nothing) for name in ("_penalize", "_slots", "_state_slots")),
+        (torch, "get_device_module", lambda device: SimpleNamespace(synchronize=nothing)),
+    ):
+        with_patch.setattr(owner, name, value)
+    inject: Any = None
+    prewarm.FirstCalls(serving_plan(), target, inject, step, every_batch).run((16,), lambda width: nullcontext())
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.int64, skipped: int = 0) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sglang_dflash import ops
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
-from sglang_dflash.features.copies import MAX_MATCH, MIN_MATCH
+from sglang_dflash.features.copies import MARGIN, MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.model.vocabulary import CANDIDATES
 from sglang_dflash.ops import Noise
@@ -107,13 +107,11 @@ def launch_ours(
     )
     sizes = {"first": 1, "size": 2064, "window": 2048, "page": 1}
     ops.view_rings(table, tensor(REQUEST_ROWS), longs(bs), longs(bs), longs(bs * width), **sizes)
-    history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 4)
+    history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
     appended = longs(bs), longs(bs, width), longs(bs)
     ops.match_copies(history, found, longs(bs), *appended, longest=MAX_MATCH, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
-    ops.offer_copies(
-        longs(bs, width), margins, history, found, longs(bs), longs(bs), tensor(32, dtype=torch.bool), least=MIN_MATCH
-    )
+    ops.take_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=MIN_MATCH, margin=MARGIN)
     values = tensor(bs, dtype=torch.float32, skipped=skipped)
     top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
     ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
@@ -175,7 +173,7 @@ def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
 
 
 def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Callable[..., Tensor]) -> None:
-    """Projections in one product, whose b is rounded for a verify of kept states, and in two; then without z."""
+    """Projections in one product, and in two; then without z."""
     HV, V = shapes.value_heads, shapes.target["linear_value_head_dim"]
     dim = 2 * shapes.key_heads * shapes.target["linear_key_head_dim"] + HV * V
 
@@ -190,11 +188,11 @@ def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Ca
     fused, gates = half(tokens, dim + HV * V + 2 * HV), half(tokens, 2 * HV)
     qkvz, own_gates = fused.split([dim + HV * V, 2 * HV], -1)
     apart, split = half(tokens, dim + HV * V), half(tokens, dim)
-    for x, ba, round_beta in ((qkvz, own_gates, True), (apart, gates, False), (split, gates, False)):
+    for x, ba in ((qkvz, own_gates), (apart, gates), (split, gates)):
         b, a = ba.chunk(2, -1)
         gdn_convolve(
             *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)),
-            width=width, round_beta=round_beta, recurrent=recurrent,
+            width=width, recurrent=recurrent,
         )  # fmt: skip
 
 

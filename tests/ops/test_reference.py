@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sglang_dflash.ops import Noise, accept_block, seeded_tokens, token_hash
 from sglang_dflash.ops.reference import model, step
-from sglang_dflash_cpu.layers.step_ops import leading_tokens, match_copies, offer_copies, walk_candidates
+from sglang_dflash_cpu.layers.step_ops import leading_tokens, match_copies, take_copies, walk_candidates
 
 
 @given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
@@ -64,7 +64,7 @@ def naive_copy(tokens: list[int], most: int, longest: int) -> tuple[int, list[in
     return best, [tokens[after + i % (last + 1 - after)] for i in range(most)] if best else []
 
 
-MARGINS = (-math.inf, math.nan, 0.0, 0.4, 0.5, 0.9, 1.0, 3.9, 4.0, 8.0, 15.9, 16.0, 99.0)
+MARGINS = (-math.inf, math.nan, 0.0, 0.5, 3.9, 4.0, 16.0, 99.0)
 
 
 @given(st.integers(0, 2**32))
@@ -77,7 +77,7 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
         """Few tokens, so that they repeat; a negative one cannot be copied."""
         return torch.tensor(random.choices(range(-1, 4), k=math.prod(shape))).view(shape)
 
-    history, found, rows = some(4, 60).int(), torch.zeros(4, 4, dtype=torch.int64), torch.randperm(4)[:bs]
+    history, found, rows = some(4, 60).int(), torch.zeros(4, 2, dtype=torch.int64), torch.randperm(4)[:bs]
     texts = [history[row, : random.randint(1, 20)].tolist() for row in rows]
     for _ in range(5):
         lens, block = torch.tensor([len(text) - 1 for text in texts]), some(bs, width)
@@ -89,24 +89,21 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
         match_copies(history, found, rows, lens, block, last, longest=longest, bound=bound)
         assert torch.equal(found, defined) and torch.equal(history, table)
         drafts, margins = some(bs, width).abs(), torch.tensor(random.choices(MARGINS, k=bs * (width - 1))).view(bs, -1)
-        offered, choices = drafts.clone(), torch.rand(32) < 0.5
-        offer_copies(offered, margins, history, found, rows, last, choices, least=least)
+        result, defined = drafts.clone(), found.clone()
+        take_copies(result, margins, history, found, rows, last, least=least, margin=4.0)
+        step.take_copies(as_defined := drafts.clone(), margins, history, defined, rows, last, least=least, margin=4.0)
+        assert torch.equal(found, defined) and torch.equal(result, as_defined)
         for b, text in enumerate(texts):
             length, copy = naive_copy(text, width - 1, longest)
             assert found[rows[b], 0] >> 31 == (last[b] << 5) + length
-            expected, first, taken = drafts[b, 1:].tolist(), 0, False
+            expected, first = drafts[b, 1:].tolist(), 0
             if length >= least:
                 copy = [c if c >= 0 else d for c, d in zip(copy, expected, strict=True)]
                 first = next((i for i, (c, d) in enumerate(zip(copy, expected, strict=True), 1) if c != d), 0)
-            if first:
-                margin = margins[b, first - 1].item()
-                cell = 7 * max(0, length // 4 - 1) + sum(margin >= edge for edge in (0.5, 1, 2, 4, 8, 16))
-                cell = cell if margin >= 0 else 31
-                taken = bool(choices[cell])
-                other = (expected if taken else copy)[first - 1]
-            offered_as = [first, taken, cell, other, 0, 0] if first else [0] * 6
-            assert step.offers_of(found)[rows[b]].tolist() == offered_as
-            assert offered[b].tolist() == [drafts[b, 0].item(), *(copy if taken else expected)]
+            if first and margins[b, first - 1] >= 4:
+                first = 0
+            assert found[rows[b], 1] == first
+            assert result[b].tolist() == [drafts[b, 0].item(), *(copy if first else expected)]
 
 
 @pytest.mark.parametrize(("width", "taps"), [(5, 3), (8, 2), (2, 4), (1, 2)])

@@ -21,13 +21,13 @@ from sglang_dflash import states
 from sglang_dflash.ops import Noise, kernels
 from sglang_dflash.ops.kernels.attention import block_attention
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts, view_rings
-from sglang_dflash.ops.kernels.copies import match_copies, offer_copies
+from sglang_dflash.ops.kernels.copies import match_copies, take_copies
 from sglang_dflash.ops.kernels.model import convolve_block, leading_tokens, likeliest_tokens, norm_rope, walk_candidates
 from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops import published
-from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, interpreted, tensor
+from tests.ops.launches import CARDS, SHARED_MEMORY, compiled_for, compilers, first_calls, interpreted, tensor
 from tests.ops.published import STEPS, RankShapes, launch_ours, rank_shapes, table
 from tests.support.gdn_replay import Blocks
 
@@ -75,6 +75,24 @@ def test_nothing_is_compiled_for_another_batch_or_width(monkeypatch: pytest.Monk
                     launch_ours(shapes, bs=bs, width=width, skipped=1)
         others = {(launch.kernel, shapes.name) for launch in launches if launch.key not in expected}
         assert not others
+
+
+@pytest.mark.parametrize("most", [1, 12, 48, 600])
+def test_the_start_compiles_the_kernels_of_every_batch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's keys, of the dummy steps and of steps of 1 to ``most`` requests."""
+    compiled, shapes = SimpleNamespace, SHAPES[0]
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: compiled(hash=(self.fn.__name__, key)))
+    monkeypatch.setattr(published, "REQUEST_ROWS", most + 1)
+    with compiled_for(90) as launches:
+        pool = SimpleNamespace(req_to_token=tensor(most + 1, 64, dtype=torch.int32))
+        target = SimpleNamespace(req_to_token_pool=pool, max_running_requests=most)
+        first_calls(target, lambda bs, width, *_, **__: launch_ours(shapes, bs=bs, width=width), monkeypatch)
+        at_start = {launch.key for launch in launches}
+        for bs in {*range(1, min(most, 48) + 1), *range(511, 514), most}:
+            if bs <= most:
+                launch_ours(shapes, bs=bs, width=16)
+    late = {(launch.kernel, launch.key) for launch in launches if launch.key not in at_start}
+    assert at_start and not late
 
 
 # FlashInfer makes Triton assemble Blackwell's kernels with the first ptxas on PATH of release 13 or later.
@@ -128,7 +146,7 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 EVERY_OTHER = torch.zeros(8, dtype=torch.int64)[::2]
 TRIPLES = torch.zeros(4, 4, 2, dtype=torch.int64)
-DENSE, TABLE, FOUND = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 4)
+DENSE, TABLE, FOUND = EVERY_OTHER.clone(), torch.zeros(4, 8), torch.zeros(4, 2)
 BLOCKS = Blocks(4, 1)
 HEADS, INTS = (torch.zeros(2, 1, 16),) * 3, torch.zeros(2, 8, dtype=torch.int32)
 
@@ -138,6 +156,7 @@ def convolve(rows: torch.Tensor = DENSE, steps: int = 2) -> None:
     gdn_convolve(TABLE, TABLE, TABLE, TABLE.new_zeros(8, 4), None, states, slots, windows, rows, width=2)
 
 
+COPIES, TAKEN = {"longest": 4, "bound": 7}, {"least": 4, "margin": 4.0}
 STRIDED: dict[str, Callable[[], object]] = {
     "prepare_block_kernel": lambda: prepare_block(DENSE, EVERY_OTHER, DENSE, TABLE, width=2, mask_token_id=0),
     "accept_block_kernel": lambda: accept_block(TABLE, TABLE, EVERY_OTHER),
@@ -151,8 +170,8 @@ STRIDED: dict[str, Callable[[], object]] = {
     "gdn_convolve_kernel": lambda: convolve(rows=EVERY_OTHER),
     "gdn_verify_kernel": lambda: BLOCKS.verify(gdn_verify, BLOCKS.records, slots=EVERY_OTHER),
     "gdn_commit_kernel": lambda: gdn_commit(BLOCKS.states, BLOCKS.records, DENSE, DENSE, EVERY_OTHER),
-    "match_copies_kernel": lambda: match_copies(*(TABLE, FOUND, DENSE, DENSE, TABLE, EVERY_OTHER), longest=4, bound=7),
-    "offer_copies_kernel": lambda: offer_copies(TABLE, TABLE, TABLE, FOUND, EVERY_OTHER, DENSE, DENSE, least=4),
+    "match_copies_kernel": lambda: match_copies(TABLE, FOUND, DENSE, DENSE, TABLE, EVERY_OTHER, **COPIES),
+    "take_copies_kernel": lambda: take_copies(TABLE, TABLE, TABLE, FOUND, EVERY_OTHER, DENSE, **TAKEN),
     "attend_block_kernel": lambda: block_attention(*HEADS, INTS, EVERY_OTHER[:2], DENSE[:2], scale=1.0),
     "reduce_parts_kernel": lambda: block_attention(*HEADS, INTS, DENSE[:2], EVERY_OTHER[:2], scale=1.0),
     "convolve_block_kernel": lambda: convolve_block(EVERY_OTHER[:, None], TABLE, TABLE[:, None], width=2),
@@ -173,14 +192,13 @@ def test_a_vector_with_a_stride_is_refused(kernel: str) -> None:
         STRIDED[kernel]()
 
 
-COPIES = {"longest": 4, "bound": 7}
 # One row or column less than the launcher writes, of every memory that its caller allocates.
 SHORT: dict[str, Callable[[], object]] = {
     "staged hidden states": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE[:3], DENSE, DENSE),
     "staged positions": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE[:3], DENSE),
     "staged slots": lambda: stage_block(TABLE, DENSE, DENSE, DENSE[:2], TABLE, DENSE, DENSE[:3]),
     "matches": lambda: match_copies(TABLE, FOUND[:3], DENSE, DENSE, TABLE, DENSE, **COPIES),
-    "offers": lambda: offer_copies(TABLE, TABLE, TABLE, FOUND[:3], DENSE, DENSE, DENSE, least=4),
+    "takes": lambda: take_copies(TABLE, TABLE, TABLE, FOUND[:3], DENSE, DENSE, **TAKEN),
     "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
     "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
     "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),

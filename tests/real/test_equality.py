@@ -17,7 +17,7 @@ from tests.real import MARKS, MODEL, REAL
 from tests.serving.matrix import Record
 from tests.serving.test_exact import TOP, numbers
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate_all
-from tests.support.servers import running, worker_info
+from tests.support.servers import ONE_WIDTH, running, worker_info
 
 pytestmark = [*MARKS, pytest.mark.engine]
 
@@ -29,13 +29,13 @@ ARMS = ("fixed", "adaptive", "copies alone")
 COPIED = 1.5  # tokens per step on texts and programs; adaptive widths depend on the costs that the start measured
 
 
-def flags(arm: str, folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The arm's flags and environment; its drafter is untrained, which must not overrule copies."""
+def flags(arm: str, folder: Path) -> tuple[str, ...]:
+    """The arm's flags; its drafter is untrained, which must not overrule copies."""
     if arm == "copies alone":
-        return COPIES_ALONE, {}
+        return COPIES_ALONE
     write_untrained_drafter(folder / "drafter")
     drafts = (*COPIES_ALONE, "--speculative-draft-model-path", str(folder / "drafter"))
-    return (drafts, {"SGLANG_DFLASH_COPIES": "1"}) if arm == "fixed" else ((*drafts, "--speculative-adaptive"), {})
+    return (*drafts, *(ONE_WIDTH if arm == "fixed" else ("--speculative-adaptive",)))
 
 
 def write_untrained_drafter(folder: Path) -> None:
@@ -68,10 +68,10 @@ def seen(answer: Answer, *, exact: bool) -> list[Any]:
     return [answer.tokens, answer.meta["finish_reason"], numbers(answer) if exact else None]
 
 
-def answers(dtype: str, folder: Path, *more: str, **environment: str) -> tuple[dict[str, Any], list[float], Any]:
+def answers(dtype: str, folder: Path, *more: str) -> tuple[dict[str, Any], list[float], Any]:
     """Answers by number of users, tokens per step of each prompt alone, and the worker's part of ``/server_info``."""
     exact, found = dtype == "exact", {}
-    with running(folder, *COMMON, *DTYPES[dtype], *more, **environment) as server:
+    with running(folder, *COMMON, *DTYPES[dtype], *more) as server:
         for users in (1, 4):
             flush(server)
             given = generate_all(server, inputs(), users, NEW_TOKENS, **(TOP if exact else {}))
@@ -98,8 +98,7 @@ def test_answers_are_plain_decodings(dtype: str, arm: str, tmp_path: Path) -> No
     if f"{dtype} {arm}" in FINISHED.results():
         pytest.skip("passed before with this very package (tests/serving/matrix.py)")
     expected = plain(dtype, tmp_path)
-    drafting, environment = flags(arm, tmp_path)
-    found, steps, info = answers(dtype, tmp_path, *drafting, **environment)
+    found, steps, info = answers(dtype, tmp_path, *flags(arm, tmp_path))
     different = [
         (users, PROMPTS[i][0], i) for users in found for i in range(30) if found[users][i] != expected[users][i]
     ]

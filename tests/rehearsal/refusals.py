@@ -24,8 +24,6 @@ MAY_WAIT: dict[str, str] = {
     "features/processors.py apply": "custom processors run on the host",
     "features/processors.py wait": "reads a copy after its event",
     "ops/reference/model.py _constant": "once per value",
-    "features/updates/writes.py get_weights_by_name": "a client's request for weights",
-    "features/updates/requests.py load_drafter": "a weight update",
     "features/ranks.py append_columns": "with SGLang's own row, before a gather that waits",
     "features/ranks.py append_absent": "with SGLang's own row, before a gather that waits",
     "features/copies.py __init__": "at the start",

@@ -59,7 +59,7 @@ def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     if rehearse:
         environment |= {**rehearsed(), ATTENTION: scenario.attention, DRAFT_ATTENTION: scenario.draft_attention}
     environment = with_refusals(environment)
-    asked = {"keywords": scenario.keywords(plain=plain), "requests": scenario.requests}
+    asked = {"keywords": scenario.keywords(plain=plain, rehearse=rehearse), "requests": scenario.requests}
     ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked), environment=environment, timeout=SECONDS)
     if ended.returncode:
         return Outcome([], {}, error=ended.stderr[-8000:] or f"exit code {ended.returncode}")

@@ -11,15 +11,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sglang_dflash.launch.settings import COPIES_SWITCH as COPIES
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
-from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
 from tests.rehearsal.report import FAILS
 from tests.support.preloaded import WIDTHS
 from tests.support.prompts import corpus
+from tests.support.quantised import write_quantised
 
 Request = dict[str, Any]
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -44,6 +43,7 @@ class Scenario:
         options: further arguments of the engine.
         environment: further variables, for both platforms.
         exact: whether it is compared with the rehearsal's own plain decoding instead, log-probabilities bit by bit.
+        quantised: whether a rehearsal serves the drafter in block FP8, and the torch platform its plain weights.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
         attention: SGLang's backend for the target, in the rehearsal.
@@ -60,16 +60,19 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
+    quantised: bool = False
     same_blocks: bool = True
     attention: str = "triton"
     draft_attention: str = ""
 
-    def keywords(self, *, plain: bool = False) -> dict[str, Any]:
+    def keywords(self, *, plain: bool = False, rehearse: bool = False) -> dict[str, Any]:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
         drafter = None if self.drafter is None else str(_folder(self.pair, self.drafter))
+        if self.quantised:
+            drafter = str(_quantised(self.pair) / ("quantised" if rehearse else "plain"))
         keywords = {
             **_SHARED,
-            **(_RECURRENT if self.pair in ("tiny-hybrid", "nemotron_h") else {}),
+            **(_RECURRENT if self.pair == HYBRID else {}),
             "model_path": str(_folder(self.pair, None)),
             "speculative_algorithm": "DFLASH",
             "speculative_draft_model_path": drafter,
@@ -85,6 +88,17 @@ def _folder(pair: str, drafter: str | None) -> Path:
         with _BUILDING:  # both platforms' threads come here
             return _random_pair(pair) / ("target" if drafter is None else "drafter")
     return target_path(pair) if drafter is None else drafter_path(pair, drafter)
+
+
+def _quantised(pair: str) -> Path:
+    with _BUILDING:
+        return _both_forms(pair)
+
+
+@cache
+def _both_forms(pair: str) -> Path:
+    write_quantised(folder := Path(tempfile.mkdtemp(prefix="rehearsal-")), pair)
+    return folder
 
 
 @cache
@@ -159,12 +173,12 @@ _PADDED = (*_REPLAYED, "replays: target 1", "replays: drafter 1")
 _MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
 _SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
 _BOUNDARY = f"{_MAMBA}_fused_mamba_state_scatter_with_mask_kernel"
-KEPT = {SWITCH: "0"}
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
 _STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
 RANDOM_WIDTHS = {"speculative_adaptive": True, "speculative_adaptive_config": str(WIDTHS / "random_width.json")}
 # A forward of the batch-invariant products takes seconds under the interpreter: few tokens, and a patient watchdog.
+ONE_WIDTH = {"speculative_adaptive": True, "speculative_adaptive_config": str(WIDTHS / "8.json")}
 EXACT = {"dtype": "bfloat16", "enable_deterministic_inference": True, "watchdog_timeout": 3600}
 _STEPPED = (
     "launches: sglang.kernels.ops.attention.fla.fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode_kernel"
@@ -173,11 +187,10 @@ _ALL_WIDTHS = ("widths: target 1", *(f"widths: {who} {w}" for who in ("target", 
 _SOME_WIDTHS = ("widths: target 1", "widths: drafter 4")
 DRAFT_WINDOW = {"speculative_draft_window_size": 32}
 _PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
-_MAMBA2 = "launches: sglang.kernels.ops.mamba.triton_ops.mamba_ssm._selective_scan_update_kernel"
-_LONG = {"nemotron_h": {"repeat": 3, "cut": 124}}  # a hit ends at a track boundary, and the answers cross the next
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
-_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "offer_copies"))
+_COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "take_copies"))
+_FP8 = "launches: sglang.kernels.ops.gemm.fp8_kernel._w8a8_block_fp8_matmul"
 _ATTENTION = tuple(f"{_OURS}attention.{op}_kernel" for op in ("attend_block", "reduce_parts"))
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
@@ -188,7 +201,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         DENSE,
         (adjusted(ask(DENSE, 3)),),
         (*_PADDED, *_CHOICES, *_COPIES, *_ATTENTION),
-        environment={COPIES: "1"},
+        options=ONE_WIDTH,
     ),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar", DENSE, _features(DENSE), _CHOICES
@@ -227,11 +240,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("hybrid", HYBRID, (ask(HYBRID, 3),), (*_PADDED, *_STATES_REPLAYED)),
     *(
         Scenario(
-            f"hybrid: states kept, prefix hits, states across track boundaries (extra_buffer){name}",
+            f"hybrid: prefix hits, states across track boundaries (extra_buffer){name}",
             HYBRID,
             (ask(HYBRID, 1, 12, repeat=3, cut=100),) * 2,
-            (_BOUNDARY, _CONVOLVED, "events: cached tokens", *met),
-            environment=KEPT,
+            (_BOUNDARY, *_STATES_REPLAYED, "events: cached tokens", *met),
             options={**_SNAPSHOTS, **options},
         )
         for name, met, options in (("", (), {}), (", widths at random", _SOME_WIDTHS, RANDOM_WIDTHS))
@@ -270,10 +282,10 @@ SCENARIOS: tuple[Scenario, ...] = (
             drafter=drafter,
         )
         for name, drafter, met, options in (
-            ("states replayed, prefix hits, draft window", "good", (), DRAFT_WINDOW),
-            ("states replayed, widths at random", "good", _SOME_WIDTHS, RANDOM_WIDTHS),
+            ("prefix hits, draft window", "good", (), DRAFT_WINDOW),
+            ("widths at random", "good", _SOME_WIDTHS, RANDOM_WIDTHS),
             (
-                "DFlash2, states replayed, widths at random, draft window",
+                "DFlash2, widths at random, draft window",
                 "dflash2",
                 (*_SOME_WIDTHS, *_DFLASH2),
                 {**RANDOM_WIDTHS, **DRAFT_WINDOW},
@@ -300,15 +312,29 @@ SCENARIOS: tuple[Scenario, ...] = (
         options={"disable_radix_cache": True},
     ),
     Scenario("bfloat16", HYBRID, (ask(HYBRID, 2),), _REPLAYED, graphs=(4,), options={"dtype": "bfloat16"}),
+    Scenario(
+        "a drafter in block FP8",
+        DENSE,
+        (ask(DENSE, 2),),
+        (*_REPLAYED, _FP8),
+        graphs=(4,),
+        options={"dtype": "bfloat16"},
+        quantised=True,
+    ),
     *(
         Scenario(
             f"{family}: {name}",
             family,
-            (ask(family, 2, 6, growth=2, **_LONG.get(family, {})),) * 2,
+            (ask(family, 2, 6, growth=2),) * 2,
             ("replays: target 2", "replays: drafter 2", "events: cached tokens", *_COPIES[:1], *met),
             graphs=(2,),
-            options={"max_running_requests": 2, "skip_tokenizer_init": True, "watchdog_timeout": 3600, **options},
-            environment={COPIES: "1"},
+            options={
+                **ONE_WIDTH,
+                "max_running_requests": 2,
+                "skip_tokenizer_init": True,
+                "watchdog_timeout": 3600,
+                **options,
+            },
             same_blocks=same,
         )
         for family, name, met, same, options in (
@@ -316,35 +342,31 @@ SCENARIOS: tuple[Scenario, ...] = (
             ("gpt_oss", "pages of 16, chunked prefill, draft window", (), False, _PAGED),
             ("gemma4_text", "two shapes of K/V", (), True, {}),
             ("deepseek_v3", "widths at random", _SOME_WIDTHS[1:], True, RANDOM_WIDTHS),
-            ("nemotron_h", "track boundaries", (_MAMBA2, _BOUNDARY), True, _SNAPSHOTS),
         )
     ),
     *(
         Scenario(
-            f"exact: bfloat16, deterministic, states {name}",
+            f"exact: bfloat16, deterministic, {name}",
             HYBRID,
             requests,
             (_STEPPED, _CONVOLVED, "replays: target 2", *met),
             width=4,
             graphs=(2,),
             options={**EXACT, **options},
-            environment=environment,
             exact=True,
         )
-        for name, requests, met, options, environment in (
+        for name, requests, met, options in (
             (
-                "kept, width 4, graphs of half the requests",  # the commit's first calls need all
+                "width 4, graphs of half the requests",  # the commit's first calls need all
                 (measured(ask(HYBRID, 2, 6, growth=1, cut=24)),),
                 (),
                 {},
-                KEPT,
             ),
             (
-                "replayed, widths at random, copies, prefix hits, track boundaries",
+                "widths at random, copies, prefix hits, track boundaries",
                 (measured(ask(HYBRID, 2, 6, growth=1, repeat=3, cut=124)),) * 2,
                 (*_COPIES, _SNAPSHOT, "events: cached tokens"),
                 {**RANDOM_WIDTHS, "max_running_requests": 2},
-                {},
             ),
         )
     ),
@@ -418,8 +440,8 @@ _ALSO = (
     "pages of 16, draft window, chunked prefill, mixed batches",
     "retraction",
     "hybrid",
-    "hybrid: states replayed, prefix hits, draft window, rows turn over",
-    "hybrid: DFlash2, states replayed, widths at random, draft window, rows turn over",
+    "hybrid: prefix hits, draft window, rows turn over",
+    "hybrid: DFlash2, widths at random, draft window, rows turn over",
     "gpt_oss: widths at random",
     "gpt_oss: pages of 16, chunked prefill, draft window",
 )

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
-from sglang.kernels.ops.mamba import causal_conv1d_triton as convolution
 from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
 from sglang.srt.layers.moe import fused_moe_native
 from torch.nn.functional import linear
@@ -49,7 +48,6 @@ def _nothing() -> Callable[..., None]:
     return lambda *args, **kwargs: None
 
 
-_MAMBA2 = "sglang.srt.layers.attention.mamba.mamba."
 _GDN = "sglang.srt.layers.attention.linear.gdn_backend."
 _RESERVED = ("reserved_bytes.all.current", "reserved_bytes.all.peak")
 _PROPERTIES = SimpleNamespace(
@@ -76,15 +74,10 @@ def run_experts(layer: Any, x: torch.Tensor, chosen: Any, config: Any) -> torch.
 STUBS: dict[str, Any] = {
     # Experts. On CUDA they run in fused kernels; uncovered.
     "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": run_experts,
-    # Mamba2's convolution of a prefill and of one token. On CUDA a compiled kernel; uncovered. A verify's is Triton's.
-    **{f"{_MAMBA2}causal_conv1d_{name}": getattr(convolution, f"causal_conv1d_{name}") for name in ("fn", "update")},
-    **{
-        f"{_MAMBA2}causal_conv1d_{name}_triton": getattr(convolution, f"causal_conv1d_{name}")
-        for name in ("fn", "update")
-    },
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
     "sglang_dflash.launch.told.on_our_cpu_platform": lambda: True,
     "sglang_dflash.launch.choice.served_by_neither": lambda reason, launch: iter(()),  # of the kit
+    "sglang_dflash.launch.pair_rules.no_cpu_serves": lambda what, launch: iter(()),
     # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
     "torch.Tensor.is_cpu": property(
@@ -139,7 +132,7 @@ STUBS: dict[str, Any] = {
     ),
 }
 # Absent where there is no GPU.
-_ONLY_ON_A_GPU = "torch.cpu.", _GDN, _MAMBA2
+_ONLY_ON_A_GPU = "torch.cpu.", _GDN
 
 
 def install() -> None:

@@ -25,7 +25,7 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.exact import reasons_against_exact
-from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, REPLAY_SWITCH
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES
 from tests.support.servers import BFLOAT16, DENSE, RANDOM_WIDTHS
@@ -127,13 +127,7 @@ COMMANDS = tuple(
     )
 )
 
-# States are replayed in all others.
-KEPT = tuple(
-    Cell("tiny-hybrid", drafter, block, arguments, ((REPLAY_SWITCH, "0"),))
-    for drafter, block, arguments in (("good", 16, ()), ("dflash2", 8, (*PAGED, *CHUNKED)))
-)
-
-MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS, *KEPT)
+MATRIX = (*FIXED, *RANDOM, *RANKS, *COMMANDS)
 
 
 class Record:

@@ -1,21 +1,19 @@
 """More than one rank or server, and a server that ends at its start.
 
-Tensor parallelism shards target and drafter, data parallelism runs replicas in a server; two replicas behind SGLang's
-router, as ``launch/replicas.sh`` starts them; a launch that cannot work ends before it loads weights, with one error
+Tensor parallelism shards target and drafter, data parallelism runs replicas in a server; two servers stand behind
+SGLang's router; a launch that cannot work ends before it loads weights, with one error
 that names the fault and a fix (all errors, without a process: tests/cpu, tests/launch, tests/states).
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from sglang_dflash_lab.bench.server import free_port
@@ -85,45 +83,36 @@ def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does
 
 
 PAIR = "tiny-dense"
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def routed(folder: Path, *flags: str) -> Iterator[tuple[Server, list[Server]]]:
-    """The router and the replicas behind it."""
-    port, first = free_port(), free_port()
-    ports = {"ROUTER_PORT": str(port), "FIRST_PORT": str(first)}
-    environment = {"PYTHON": sys.executable, "PAIR": PAIR, "POLICY": "round_robin", **ports}
-    command = [str(ROOT / "launch" / "replicas.sh"), "demo", *flags]
-    with started(folder, port, command, "/readiness", **environment) as router:
+def routed(folder: Path, *replicas: Server) -> Iterator[Server]:
+    """SGLang's router in front of replicas, as docs/deployment.md starts it."""
+    port = free_port()
+    urls = [f"http://127.0.0.1:{replica.port}" for replica in replicas]
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--port", str(port), "--policy", "round_robin"]
+    with started(folder, port, [*command, "--worker-urls", *urls], "/readiness") as router:
         deadline = time.monotonic() + START_SECONDS
-        while router.get("/workers").json()["stats"]["regular_count"] < 2:
+        while router.get("/workers").json()["stats"]["regular_count"] < len(replicas):
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        yield router, [Server(router.process, first + i, router.log_path) for i in (0, 1)]
+        yield router
 
 
 def steps(replica: Server) -> int:
     return sum(worker_info(replica)["steps_by_width"].values())
 
 
-def test_both_replicas_answer_like_one_server_and_stop_with_the_script(tmp_path: Path) -> None:
+def test_replicas_behind_a_router_answer_like_one_server(tmp_path: Path) -> None:
     inputs = corpus(PAIR, 8, seed=11)
-    with dflash_server(PAIR, tmp_path) as server:
-        expected = [answer.tokens for answer in generate_all(server, inputs, 4)]
-    with routed(tmp_path) as (router, replicas):
-        before = [steps(replica) for replica in replicas]
-        for concurrency in (4, 1):
-            answers = generate_all(router, inputs, concurrency)
-            assert [answer.tokens for answer in answers] == expected
-        assert all(steps(replica) > count for replica, count in zip(replicas, before, strict=True))
-
-        family = router.family()
-        router.process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=60)
-        for process in alive:
-            process.kill()
-        assert not alive
+    with dflash_server(PAIR, tmp_path) as first, dflash_server(PAIR, tmp_path) as second:
+        expected = [answer.tokens for answer in generate_all(first, inputs, 4)]
+        before = [steps(replica) for replica in (first, second)]
+        with routed(tmp_path, first, second) as router:
+            for concurrency in (4, 1):
+                answers = generate_all(router, inputs, concurrency)
+                assert [answer.tokens for answer in answers] == expected
+        assert all(steps(replica) > count for replica, count in zip((first, second), before, strict=True))
 
 
 def test_a_process_with_a_broken_pair_ends_with_one_error_before_it_loads_weights(tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ import httpx
 import pytest
 
 import sglang_dflash
-from sglang_dflash.launch.settings import COPIES_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
 from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus
-from tests.support.servers import Server, changed_drafter, dflash_server, strict, with_plugin, worker_info
+from tests.support.servers import ONE_WIDTH, Server, changed_drafter, dflash_server, strict, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 
@@ -35,10 +34,10 @@ DEAD_WITHIN = 60.0  # seconds
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that copies, whose drafter was trained for a shorter context."""
-    arguments = ("--context-length", str(CONTEXT), "--max-total-tokens", "4096")
+    arguments = (*ONE_WIDTH, "--context-length", str(CONTEXT), "--max-total-tokens", "4096")
     folder = tmp_path_factory.mktemp("server")
     drafter = changed_drafter(PAIR, folder, max_position_embeddings=64)
-    environment = {**strict(), **with_plugin(folder, "history"), COPIES_SWITCH: "1"}
+    environment = {**strict(), **with_plugin(folder, "history")}
     with dflash_server(PAIR, folder, *arguments, drafter=drafter, **environment) as server:
         yield server
 

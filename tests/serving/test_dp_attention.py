@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.launch.settings import REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.support.catalogue import PENALTIES, SCHEMA
 from tests.support.checkpoints import untie
@@ -58,9 +57,7 @@ class Case:
 
 
 CASES = {
-    "hybrid, fixed width, states kept, draft window": Case(
-        "tiny-hybrid", ("--speculative-draft-window-size", "64"), environment={REPLAY_SWITCH: "0"}
-    ),
+    "hybrid, fixed width, draft window": Case("tiny-hybrid", ("--speculative-draft-window-size", "64")),
     "hybrid, adaptive, weak drafter, ranks of different speed": Case(
         "tiny-hybrid", ("--speculative-adaptive",), "noisy", 32, plugin=("rounds", "skew_times")
     ),

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from sglang_dflash.launch.settings import COPIES_SWITCH, REPLAY_SWITCH
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.matrix import CHUNKED, EXACT, IN_EXACT_MODE, MATRIX, PAGED, STRATEGY, SYNC, WINDOW, Cell, finished
 from tests.support.checkpoints import widen_mlp
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import RANDOM_WIDTHS, Server, dflash_server, plain_server, worker_info
+from tests.support.servers import ONE_WIDTH, RANDOM_WIDTHS, Server, dflash_server, plain_server, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -31,9 +30,8 @@ FINISHED = finished(exact=True)
 EVERYTHING = (*RANDOM_WIDTHS, "--speculative-draft-window-size", "48")
 CELLS = (
     Cell("tiny-hybrid", block=32, arguments=EVERYTHING),
-    Cell("tiny-hybrid", block=32, arguments=RANDOM_WIDTHS, environment=((REPLAY_SWITCH, "0"),)),
     Cell("tiny-hybrid", arguments=(*PAGED, STRATEGY, "extra_buffer_lazy")),
-    Cell("tiny-hybrid", arguments=(*SYNC, STRATEGY, "no_buffer", *WINDOW), environment=((COPIES_SWITCH, "1"),)),
+    Cell("tiny-hybrid", arguments=(*SYNC, STRATEGY, "no_buffer", *WINDOW, *ONE_WIDTH)),
     Cell("tiny-dense", block=32, arguments=EVERYTHING),
     Cell("tiny-moe", block=32, arguments=EVERYTHING),
 )

@@ -21,12 +21,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.launch.settings import COPIES_SWITCH as SWITCH
 from sglang_dflash_lab.train.drafter import FULL
 from tests.support.checkpoints import build, write_drafter
 from tests.support.generation import Params, answers, tokens
 from tests.support.probability import p_value
-from tests.support.servers import BASE, TRACKED, Server, running, with_plugin, worker_info
+from tests.support.servers import BASE, TRACKED, WIDE_WIDTHS, Server, running, with_plugin, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]  # quick, step by step: test_sampled_drafts.py
 
@@ -126,9 +125,9 @@ def test_so_has_text_without_a_seed(name: str, served: Server, p_values: PValues
 
 def test_so_has_text_of_copied_blocks(target: Any, drafter: Path, tmp_path: Path, p_values: PValues) -> None:
     """Any match is copied."""
-    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "edges": 6}))
+    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "margin": 99}))
     plugin = with_plugin(tmp_path, "copy_rule")
-    with running(tmp_path, *arguments(target, drafter), **{SWITCH: "1"}, **plugin) as server:
+    with running(tmp_path, *arguments(target, drafter), *WIDE_WIDTHS, **plugin) as server:
         for name in ("temperature 1", "all filters", "penalties and filters"):
             before = worker_info(server)["copied_blocks_by_match_length"]
             assert min(p_values(server, name, "no seed, copied blocks")) > 1e-4, name

@@ -13,7 +13,7 @@ import pytest
 from sglang_dflash_lab.pairs import target_path
 from tests.support.generation import counted, flush, generate_all
 from tests.support.prompts import corpus, random_prompts
-from tests.support.servers import WINDOWED, Server, dflash_server, path_with, with_plugin, worker_info
+from tests.support.servers import ONE_WIDTH, WINDOWED, Server, dflash_server, path_with, with_plugin, worker_info
 
 PAIR = "tiny-hybrid"
 
@@ -51,6 +51,6 @@ def test_after_a_resume_nothing_stale_is_read(windowed_hybrid: Server) -> None:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_after_a_resume_of_everything_no_copy_is_stale(tmp_path: Path) -> None:
-    environment = {**with_plugin(tmp_path), "PYTHONPATH": path_with("memory_saver"), "SGLANG_DFLASH_COPIES": "1"}
-    with dflash_server(PAIR, tmp_path, *WINDOWED, **environment) as server:
+    environment = {**with_plugin(tmp_path, "memory"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    with dflash_server(PAIR, tmp_path, *WINDOWED, *ONE_WIDTH, **environment) as server:
         sleep(server, [None])

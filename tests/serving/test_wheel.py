@@ -27,7 +27,6 @@ from tools.dist import DISTRIBUTIONS, build
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-# As `launch/serve.sh demo --help` asks it.
 QUESTION = "Dan has 30 cards. Dan loses 6 of them. Dan loses 18 of them. How many cards does Dan have now?"
 # Without the CPU platform, SGLang cannot be imported with this environment's torchvision.
 ORIGIN = (
@@ -54,9 +53,14 @@ def test_the_core_installs_alone_and_the_three_wheels_serve_the_demo_beside_stoc
     install(tmp_path / "bare", cpu, lab)
     assert say("python", "-c", PLAIN).split()[-1] == "DFlashCpuPlatform"
     port = free_port()
-    script = bin.parent / "share/sglang-dflash/launch/serve.sh"
-    command = ["env", f"--chdir={tmp_path}", str(script), "demo"]  # away from the checkout's own package
-    with started(tmp_path, port, command, **away, SGLANG_DFLASH_LISTEN_PORT=str(port)) as server:
+    assert (bin.parent / "share/sglang-dflash/launch/serve.sh").is_file()
+    target, drafter = (
+        say("sglang-dflash", "pairs", "path", "tiny-hybrid", *which).strip() for which in ((), ("--drafter", "good"))
+    )
+    pair = ("--model-path", target, "--speculative-draft-model-path", drafter, "--dtype", "float32")
+    serve = (str(bin / "python"), "-m", "sglang.launch_server", *pair, "--speculative-algorithm", "DFLASH")
+    command = ["env", f"--chdir={tmp_path}", *serve, "--port", str(port)]  # away from the checkout's own package
+    with started(tmp_path, port, command, **away) as server:
         assert f"sglang-dflash {__version__} serves DFLASH" in server.log
         assert worker_info(server)["drafter"].startswith(str(bin.parent / "lib"))
         body: dict[str, object] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}

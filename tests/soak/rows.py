@@ -228,7 +228,6 @@ FAMILIES = [
     for pair, flags in (
         ("gpt_oss", ("--max-total-tokens", "8192", "--swa-full-tokens-ratio", "0.05", *EAGER)),
         ("deepseek_v3", RANDOM_WIDTHS),
-        ("nemotron_h", (*TRACKED, *RANDOM_WIDTHS)),
     )
 ]
 IMAGES = Row(

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.settings import REPLAY_SWITCH
-from sglang_dflash.states import reference, replay
+from sglang_dflash.states import reference, replay, verify
+from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
+from sglang_dflash.states.replay import windows_by_token
 from sglang_dflash.worker.start import checks
 from tests.support.gdn_replay import RING, Blocks, alike, decode_with_triton
 
@@ -125,11 +126,16 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
     monkeypatch.setattr(replay, "gdn_commit", gdn_commit)
+    monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
 
 
 def runner(dtype: torch.dtype, state_dtype: torch.dtype, size: int) -> Any:
     blocks = Blocks(1, RING, H=1, HV=2, K=size, V=size, dtype=dtype, state_dtype=state_dtype, device=DEVICE)
-    pool = SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: blocks.cache())
+    cache, dim = blocks.cache(), 4 * size
+    columns = torch.zeros(2, 2, dim, RING + 2, dtype=dtype, device=DEVICE)  # of overlapping windows
+    windows = columns.as_strided((2, 2, RING, dim, 3), (*columns.stride()[:2], 1, RING + 2, 1))
+    cache.conv, cache.intermediate_conv_window = [columns[..., :3]], [windows_by_token(windows)]
+    pool = SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: cache)
     return SimpleNamespace(dtype=dtype, req_to_token_pool=pool)
 
 
@@ -162,6 +168,15 @@ def commits_one_layer(states: Any, records: Any, *others: Any) -> None:
     gdn_commit(states[:1], Records(*(part[:1] for part in records.parts)), *others)
 
 
+def convolves_another_tap(x: Any, a: Any, b: Any, weight: Any, *others: Any, **options: Any) -> Any:
+    return gdn_convolve(x, a, b, weight.roll(1, 1), *others, **options)
+
+
+def convolves_into_the_next_row(*inputs: Any, **options: Any) -> Any:
+    *others, windows, rows = inputs
+    return gdn_convolve(*others, windows, rows.flip(0), **options)
+
+
 def fails(*inputs: Any, **options: Any) -> Any:
     raise RuntimeError("Triton Error [CUDA]: invalid argument")
 
@@ -178,6 +193,8 @@ def lacks_memory(*inputs: Any, **options: Any) -> Any:
         (leaves_a_nan, "outputs of gdn_verify by nan"),
         (commits_one_token_less, "without a snapshot"),
         (commits_one_layer, "states of gdn_commit"),
+        (convolves_another_tap, "outputs of gdn_convolve"),
+        (convolves_into_the_next_row, "windows of gdn_convolve"),
         (fails, "do not run on this device: Triton Error"),
         (lacks_memory, None),  # no fault of the kernels
     ],
@@ -186,8 +203,15 @@ def lacks_memory(*inputs: Any, **options: Any) -> Any:
 def test_a_wrong_kernel_stops_the_start(
     wrong: Callable[..., Any], found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "gdn_commit" if wrong.__name__.startswith("commits") else "gdn_verify", wrong)
+    module, name = next(
+        (of, name)
+        for start, of, name in (
+            ("commits", replay, "gdn_commit"), ("convolves", verify, "gdn_convolve"), ("", replay, "gdn_verify")
+        )
+        if wrong.__name__.startswith(start)
+    )  # fmt: skip
+    monkeypatch.setattr(module, name, wrong)
     with pytest.raises(DFlashError if found else torch.OutOfMemoryError) as caught:
         checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
     if found:
-        assert found in caught.value.problem and f"{REPLAY_SWITCH}=0" in caught.value.remedy
+        assert found in caught.value.problem and "SGLANG_DFLASH=builtin" in caught.value.remedy

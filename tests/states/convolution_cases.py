@@ -24,9 +24,10 @@ from torch import Tensor
 
 from sglang_dflash.states import reference, replay, verify
 from sglang_dflash.states.convolution import gdn_convolve
+from sglang_dflash.states.kernels import gdn_verify
 from sglang_dflash.states.reference import Convolved
 from sglang_dflash.states.replay import windows_by_token
-from tests.support.configs import serve
+from tests.support.gdn_replay import decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -163,38 +164,29 @@ def test_projections_that_were_split_before() -> None:
         assert found.z.shape == (layer.bs * 5, layer.HV, 0) and torch.equal(bits(found.b), bits(whole.b))
 
 
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_a_rounded_beta(dtype: torch.dtype) -> None:
-    """All 65,536 values of b: the sigmoid of the result is the rounded sigmoid of b. Where two implementations of exp
-    differ in the last bit, either rounding is right."""
-    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).to(DEVICE)
-    layer = Layer(32, HV=1024, V=1, dtype=dtype)
-    layer.ba = torch.cat([values.view(-1, layer.HV)] * 2, 1)
-    down, up = ((values.double().sigmoid() * (1 + error)).to(dtype).double() for error in (-3e-7, 3e-7))
-    for operation in (gdn_convolve, reference.gdn_convolve):
-        logits = layer.ours(operation, round_beta=True)[0].b.double().flatten()
-        found, error = logits.sigmoid(), 2e-7 * (1 + logits.abs().clamp(max=100))  # fp32 has 24 bits of a logit
-        near = [(found - rounded).abs() <= error * rounded + 1e-37 for rounded in (down, up)]
-        assert (near[0] | near[1] | values.isnan()).all()
-        assert torch.equal(found.isnan(), values.isnan())
-    assert (down == up).sum() > 63_000 and ((down - values.double().sigmoid()).abs() > 1e-4).any()
-
-
 def test_no_requests() -> None:
     layer = Layer(4, bs=0)
     assert [len(part) for part in layer.ours()[0]] == [0] * 4
 
 
 def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
-    """Outputs of a layer's verify, z, states after every token and windows: with our hook, or by SGLang's backend."""
+    """Outputs of a layer's verify, z and windows: with our hook, or by SGLang's backend, which stores states."""
     monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
     monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
-    windows, kept = layer.memory(), torch.full((ROWS, BLOCK, layer.HV, layer.V, K), 7.0, device=DEVICE)
-    generator = torch.Generator().manual_seed(1)
+    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
+    windows, generator = layer.memory(), torch.Generator().manual_seed(1)
+    rings = ((layer.HV, BLOCK, layer.V), (H, BLOCK, K), (layer.HV, BLOCK))
+    names = ("d", "k", "g", "rawv", "rawk")
+    dtypes = (layer.dtype, layer.dtype, FP32, layer.dtype, layer.dtype)
+    records = {
+        f"replayssm_{name}": torch.zeros(ROWS, *ring, dtype=dtype, device=DEVICE) if hook else None
+        for name, ring, dtype in zip(names, (*rings, *rings[:2]), dtypes, strict=True)
+    }
     cache = object.__new__(MambaPool.SpeculativeState)
     vars(cache).update(
-        conv=[layer.states.clone()], intermediate_conv_window=[windows], intermediate_ssm=kept, replayssm_d=None,
-        replayssm_rawv=None, temporal=torch.randn(SLOTS, layer.HV, layer.V, K, generator=generator).to(DEVICE),
+        conv=[layer.states.clone()], intermediate_conv_window=[windows], **records,
+        intermediate_ssm=torch.zeros(ROWS, BLOCK, layer.HV, layer.V, K, device=DEVICE),
+        temporal=torch.randn(SLOTS, layer.HV, layer.V, K, generator=generator).to(DEVICE),
     )  # fmt: skip
     backend: Any = object.__new__(gdn_backend.GDNAttnBackend)
     triton = TritonGDNKernel()
@@ -211,9 +203,6 @@ def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> di
             verify_kernel=triton, target_verify=triton.target_verify, verify_kernel_is_flashinfer=False
         ),
     )  # fmt: skip
-    if hook:
-        serve(monkeypatch)
-        verify.take_projections(None, backend)
     gates = {"A_log": torch.randn(layer.HV, generator=generator), "dt_bias": torch.randn(layer.HV, generator=generator)}
     of_layer = SimpleNamespace(
         layer_id=0, conv_weights=layer.weight, bias=layer.added, activation="silu", num_q_heads=H, head_q_dim=K,
@@ -230,28 +219,24 @@ def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> di
     )
     if hook:
         unsplit = (layer.qkvz, layer.ba)
-        hooked = verify.KEPT.around["layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend"]
+        hooked = verify.HOOKS.around["layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend"]
         out, z = hooked(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
         again = hooked(unexpected, backend, mixed_qkv=mixed, a=a, b=b, **call)  # as Qwen3-Next's
-        assert torch.equal(again[:, : layer.live], out[:, : layer.live])
+        assert torch.equal(again[: layer.live], out[: layer.live])
     else:
-        out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)
-    kept = kept[: layer.bs - layer.pads]  # SGLang computes states of padding from uninitialised memory
-    return {"outputs": out[:, : layer.live], "z": z, "kept": kept, "windows": windows}
+        out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)[0]
+    return {"outputs": out[: layer.live], "z": z, "windows": windows}
 
 
 def unexpected(*_: Any, **__: Any) -> None:
     raise AssertionError("SGLang's own verify was called")
 
 
-@pytest.mark.parametrize("rounds", [False, True])
-def test_a_servers_verify_is_sglangs(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the hooks, with states kept; where plain decoding rounds beta, nothing else differs."""
-    mamba = SimpleNamespace(linear_attn_backend="triton" if rounds else "flashinfer", linear_attn_decode_backend=None)
-    monkeypatch.setattr(replay, "get_exec", lambda: SimpleNamespace(mamba=mamba))
+def test_a_servers_verify_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the hooks: the convolution bit by bit, the outputs as near as a rounded beta is."""
+    decode_with_triton(monkeypatch)
     layer = Layer(5, pads=1, gap=8)
     expected = verified(layer, monkeypatch, hook=False)
     found = verified(layer, monkeypatch, hook=True)
-    equal = {name: torch.equal(found[name], expected[name]) for name in found}
-    assert equal == {"outputs": not rounds, "z": True, "kept": not rounds, "windows": True}
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
+    assert torch.equal(found["z"], expected["z"]) and torch.equal(bits(found["windows"]), bits(expected["windows"]))
+    torch.testing.assert_close(found["outputs"], expected["outputs"], rtol=0.05, atol=0.02)

@@ -116,21 +116,6 @@ def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], cou
     stepped.step_commit(pool, blocks.records, gates, blocks.rows, blocks.slots, targets, blocks.width)
 
 
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_kept(state_dtype: torch.dtype) -> None:
-    """Outputs, and the state after every token, as a server stores it."""
-    blocks = blocks_of(2, 5, state_dtype, **TINY)
-    expected, after = decoded(blocks)
-    for layer in range(blocks.layers):
-        before = blocks.states[layer].clone()
-        kept = torch.full((blocks.bs + 1, 12, blocks.HV, blocks.V, blocks.K), torch.nan, dtype=state_dtype)
-        kept = kept.to(DEVICE)
-        assert torch.equal(blocks.run(stepped.step_verify, layer, kept), expected[layer])
-        assert torch.equal(kept[: blocks.bs, :5], after[layer])
-        assert kept[blocks.bs].isnan().all() and kept[:, 5:].isnan().all()
-        assert torch.equal(blocks.states[layer], before)
-
-
 @pytest.mark.skipif(not KERNELS_RUN, reason="an attention kernel of Triton's")
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 1, 256)], ids=["tiny", "27B, a quarter"])
 @pytest.mark.parametrize("tile", [32, 256])

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("sglang")
 
 from tests.ops.launches import interpreted
-from tests.states.exact_cases import exact, test_kept, test_replayed
+from tests.states.exact_cases import exact, test_replayed
 
-__all__ = ("exact", "test_kept", "test_replayed")
+__all__ = ("exact", "test_replayed")
 pytestmark = pytest.mark.sglang
 
 

@@ -15,7 +15,7 @@ import itertools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +36,8 @@ from sglang_dflash.features.exact import stepped
 from sglang_dflash.states import commit as commits
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
-from sglang_dflash.worker.start import prewarm
-from tests.ops.launches import Launch, compiled_for, tensor
+from tests.ops.launches import Launch, compiled_for, first_calls, tensor
 from tests.support.cards import FOLDER
-from tests.support.configs import serving_plan
 from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
@@ -83,10 +81,9 @@ def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: boo
     q, k, v, a, b = rows.split(sizes, -1)
     q, k, v = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, K))
     pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32, skipped=int(varied))
-    cache = SimpleNamespace(intermediate_ssm=None if varied else tensor(bs, width, HV, K, K, dtype=state))
-    vars(cache).update((f"replayssm_{name}", part[0]) for name, part in zip(NAMES, records_of(H, HV), strict=True))
+    records = {f"replayssm_{name}": part[0] for name, part in zip(NAMES, records_of(H, HV), strict=True)}
     inputs = (q, k, v, a, b, *gates(HV), pool, slots)
-    stepped.step_verify(inputs, cache, *served_block(width, tensor(bs), tensor(bs)))
+    stepped.step_verify(inputs, SimpleNamespace(**records), served_block(width, tensor(bs)))
 
 
 def records_of(H: int, HV: int, layers: int = LAYERS) -> Records:
@@ -274,31 +271,22 @@ def test_the_start_launches_the_commit_of_every_batch(
     monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
     monkeypatch.setattr(stepped, "gates_of", lambda gates: gates)
     monkeypatch.setattr(commits, "scatter_mamba_states_after_mtp_verify", lambda *_: None)
-    mamba = SimpleNamespace(enable_mamba_extra_buffer=True)
-    monkeypatch.setattr(prewarm, "get_exec", lambda: SimpleNamespace(mamba=mamba))
-    for module in (prewarm, commits):
-        monkeypatch.setattr(module, "get_schedule", lambda: SimpleNamespace(page_size=1))
-        monkeypatch.setattr(module, "mamba_track_grid", lambda page: 256)
-    monkeypatch.setattr(prewarm, "runs_kernels", lambda tensor: True)
-    for other in ("_context_kv", "_choices", "_slots", "_state_slots"):
-        monkeypatch.setattr(prewarm.FirstCalls, other, lambda self: None)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(commits, "get_schedule", lambda: SimpleNamespace(page_size=1))
+    monkeypatch.setattr(commits, "mamba_track_grid", lambda page: 256)
     with compiled_for(90) as launches:
         target = served(pair, H, HV, state)
         worker: Any = SimpleNamespace(model_runner=target)
-        commit = stepped.SteppedCommit(worker, replays=True)
-        inject: Any = None
+        commit = stepped.SteppedCommit(worker)
 
-        def step(bs: int, width: int, context: int) -> None:
+        def step(bs: int, width: int, context: int = 0, sampled: bool = False) -> None:
             done = a_step(bs, width, context)
             commit.prepare(done)
             commit.advance(done)
 
-        calls = prewarm.FirstCalls(serving_plan(), target, inject, step, commit.compiles_every_batch)
-        calls.run((2,), lambda width: nullcontext())
+        first_calls(target, step, monkeypatch, every_batch=commit.compiles_every_batch)
         at_start = {launch.key for launch in launches}
         for bs in range(1, 49):
             for context in (0, 255):  # without a snapshot and with one
-                step(bs, 2, context)
+                step(bs, 16, context)
     late = {launch.key for launch in launches} - at_start
     assert at_start and not late, f"{len(late)} compilations under traffic, {len(at_start)} at the start"

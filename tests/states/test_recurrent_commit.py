@@ -65,7 +65,7 @@ def test_a_row_given_away_after_the_verify_keeps_its_new_owners_state(
 ) -> None:
     """A decoding server ends a request and fills the row's new slot while the surplus step has yet to commit."""
     target: Any = SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=pool))
-    committer, lens = RecurrentCommit(target, replays=True), torch.tensor([63, 100])
+    committer, lens = RecurrentCommit(target), torch.tensor([63, 100])
     accepted = (torch.arange(width) >= torch.tensor([[min(width, 4)], [1]]) - 1).long()
     step: Any = SimpleNamespace(
         batch=SimpleNamespace(

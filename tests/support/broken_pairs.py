@@ -72,8 +72,6 @@ DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "se
 FULL = {"layer_types": ["full_attention"] * 2}
 WINDOWED = {"layer_types": ["sliding_attention"] * 2}
 YARN = {"rope_theta": 1e4, "rope_type": "yarn"}
-NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 _VOCABULARY = '{"model": {"vocab": {"%s": 0}}}'
 OTHER_TOKENIZERS = {f"{owner}/tokenizer.json": _VOCABULARY % owner for owner in ("target", "drafter")}
 _SELECTOR = ("hidden_projection.weight", "predecessor_codebook", "successor_codebook")
@@ -132,15 +130,6 @@ BROKEN: list[Broken] = [
     _key("sample_from_anchor", False, "sample_from_anchor"),
     _key("hidden_act", "swigluoai", "swigluoai"),
     _key("kv_lora_rank", 512, "latent attention (MLA)"),
-    # quantised drafters: of a kind that is not dequantised, without its factors
-    _key("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
-    _key("quantization_config", NVFP4, "quantised by modelopt in the format NVFP4"),
-    Broken(
-        "fp8 without factors",
-        "layers.0.mlp.down_proj has weight_scale, not weight, weight_scale",
-        drafter={"quantization_config": FP8_BLOCKS},
-        tensors={"layers.0.mlp.down_proj.weight_scale_inv": (1, 1)},
-    ),
     # the target
     Broken("target of another width", "64 of the drafter, 96 of the target", target={"hidden_size": 96}),
     Broken("target of another vocabulary", "2048 of the target", target={"vocab_size": 2048}),

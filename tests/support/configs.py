@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.check.memory import MemoryTable
+from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
@@ -24,7 +24,7 @@ from sglang_dflash.errors import Finding, raise_first_error
 from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import ServingPlan, current, decide
+from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
@@ -55,7 +55,7 @@ MISSING = object()
 RULES = EARLY | LATE
 _ABOUT = [*DRAFTER_RULES]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = (
-    {about: RULES[about] for about in each} for each in (_ABOUT[:11], _ABOUT[11:15], _ABOUT[15:])
+    {about: RULES[about] for about in each} for each in (_ABOUT[:12], _ABOUT[12:16], _ABOUT[16:])
 )
 
 
@@ -94,8 +94,8 @@ def launch_of(
 
 
 def finding(about: str, launch: Launch) -> Finding:
-    [found] = judge(launch, {about: RULES[about]})
-    return found
+    """The first finding of a rule."""
+    return next(judge(launch, {about: RULES[about]}))
 
 
 def planned(launch: Launch) -> ServingPlan:
@@ -117,7 +117,7 @@ def _changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def serving_plan(**changes: Any) -> ServingPlan:
-    """Return a plan with a fixed block of 8, no draft window and kept states."""
+    """Return a plan with a fixed block of 8, no draft window and no recurrent states."""
     plan: dict[str, Any] = {"files": ModelFiles("drafter"), "drafter": DrafterConfig.from_dict(DRAFTER), "block": 8}
     plan |= {"widths": None, "window": None, "replay": False, "records": 0}
     plan |= {"copies": False, "overlap": True, "role": "null"}
@@ -135,10 +135,11 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
 
     written: dict[str, Any] = {}
     for name, value in {
-        "read_record": lambda _: Launch.of(settings, device),
+        "decision_of": lambda _: Decision(launch=Launch.of(settings, device)),
         "write_record": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
+        "mambaish_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),
     }.items():
         monkeypatch.setattr(told, name, value)
@@ -156,7 +157,7 @@ def checked(name: str, *flags: str, on: Device = GPUS["h200"]) -> Report:
     return preflight(parse(flags, **card_pair(name))[0], on)
 
 
-def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> MemoryTable:
+def memory_of(name: str, *flags: str, on: Device = GPUS["h200"]) -> Pools:
     memory = checked(name, *flags, on=on).memory
     assert memory is not None
     return memory

@@ -123,13 +123,12 @@ class Blocks:
         given = (getattr(self, name)[layer] for name in ("q", "k", "v", "a", "b"))
         return *given, self.A_log, self.dt_bias, self.states[layer], self.slots
 
-    def run(self, rule: Rule, layer: int, kept: Tensor | None = None, **backend: Any) -> Tensor:
-        """Outputs of a layer's verify, ``[N, HV, V]``, as a server runs it; ``kept`` receives states."""
-        cache = SimpleNamespace(intermediate_ssm=kept)
+    def run(self, rule: Rule, layer: int) -> Tensor:
+        """Outputs of a layer's verify, ``[N, HV, V]``, as a server runs it."""
+        cache = SimpleNamespace()
         for name, part in zip(NAMES, self.records, strict=True):
             setattr(cache, f"replayssm_{name}", None if part is None else part[layer])
-        scratch = torch.arange(self.bs, dtype=torch.int32, device=self.device)
-        outputs: Tensor = rule(self.inputs(layer), cache, *served_block(self.width, self.rows, scratch, **backend))
+        outputs: Tensor = rule(self.inputs(layer), cache, served_block(self.width, self.rows))
         return outputs
 
     def gates(self, layer: int, own: slice) -> tuple[Tensor, Tensor]:
@@ -148,10 +147,9 @@ class Blocks:
         return outputs, torch.cat([state[None], states])
 
 
-def served_block(width: int, rows: Tensor, scratch: Tensor, **backend: Any) -> tuple[Any, Any]:
-    """SGLang's backend and batch of a verify, as a rule receives them."""
-    batch = SimpleNamespace(req_pool_indices=rows, spec_info=SimpleNamespace(draft_token_num=width))
-    return SimpleNamespace(verify_intermediate_state_indices=scratch, **backend), batch
+def served_block(width: int, rows: Tensor) -> Any:
+    """SGLang's batch of a verify, as a rule receives it."""
+    return SimpleNamespace(req_pool_indices=rows, spec_info=SimpleNamespace(draft_token_num=width))
 
 
 def decode_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:

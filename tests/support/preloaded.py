@@ -7,6 +7,7 @@ SGLang, its plugins and this package itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -26,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import setproctitle
 
 _LIBRARIES = (
@@ -45,14 +47,17 @@ PLUGINS, WIDTHS = (_TESTS / "plugin", _TESTS.parent), _TESTS / "fixtures" / "wid
 
 
 class _Fork(subprocess.Popen[bytes]):
-    """``python ARGUMENTS`` in a fork of a process that has imported the libraries."""
+    """A command in a fork of a process that has imported the libraries; it ends with this process."""
 
     def _execute_child(self, *arguments: Any) -> None:
         given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
-        environment: dict[str, str] = given["env"]
-        early = (name for name in {*environment, *os.environ} if name.startswith(_READ_EARLY))
+        command, environment = given["args"], given["env"]
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
+        imports = command[0] == sys.executable and command[1] in ("-m", "-c") and not customised
+        early = (name for name in {*environment, *os.environ} if imports and name.startswith(_READ_EARLY))
         others = {(name, environment.get(name)) for name in early if environment.get(name) != os.environ.get(name)}
-        request = {"arguments": given["args"][1:], "environment": environment}
+        request = {"command": command, "imports": imports, "environment": environment}
         self.pid = _fork(_preloaded(frozenset(others)), request, {1: given["c2pwrite"], 2: given["errwrite"]})
         self._child_created = True
 
@@ -79,13 +84,12 @@ def run(
 def start(
     command: list[str], output: IO[Any], environment: dict[str, str], errors: IO[Any] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run a command in a new session: a fork if it is this Python with a module or code that no path customises."""
+    """Run a command in a new session.
+
+    It uses the imported libraries if it is this Python with a module or code that no path customises.
+    """
     environment = _with_policy(command, environment)
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-    customised = any(Path(path, "sitecustomize.py").exists() for path in paths)
-    forks = command[0] == sys.executable and command[1] in ("-m", "-c") and not customised
-    kind = _Fork if forks else subprocess.Popen
-    return kind(command, stdout=output, stderr=errors or output, env=environment, start_new_session=True)
+    return _Fork(command, stdout=output, stderr=errors or output, env=environment, start_new_session=True)
 
 
 def with_modes(environment: dict[str, str], *modes: str) -> dict[str, str]:
@@ -110,7 +114,7 @@ def _preloaded(others: frozenset[tuple[str, str | None]]) -> socket.socket:
     ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in {**os.environ, **dict(others)}.items() if value is not None}
     command = [sys.executable, __file__, str(its.fileno())]
-    subprocess.Popen(command, pass_fds=[its.fileno()], env=environment)
+    subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, process_group=0)  # it ends with this process
     its.close()
     return ours
 
@@ -131,10 +135,17 @@ def _fork(zygote: socket.socket, request: dict[str, Any], descriptors: dict[int,
 
 
 def _serve(asker: socket.socket) -> dict[str, Any]:
-    """Fork on each request, until the asker ends; return the request in the fork."""
+    """Fork on each request, until the asker ends; return the request in the fork.
+
+    Then kill the sessions that it started: an interrupted run of tests skips its finalisers.
+    """
+    started: list[psutil.Process] = []
     while True:
         message, received, *_ = socket.recv_fds(asker, 1 << 20, 64)
         if not message:
+            for process in filter(psutil.Process.is_running, started):
+                with contextlib.suppress(ProcessLookupError):  # of another session: a scheduler, say
+                    os.killpg(process.pid, signal.SIGKILL)
             os._exit(0)
         reading, writing = os.pipe()
         between = os.fork()
@@ -157,13 +168,16 @@ def _serve(asker: socket.socket) -> dict[str, Any]:
                 os.close(descriptor)
             return request
         os.waitpid(between, 0)
-        asker.send(os.read(reading, 32))
+        pid = os.read(reading, 32)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started.append(psutil.Process(int(pid)))
+        asker.send(pid)
         for descriptor in (reading, writing, *received):
             os.close(descriptor)
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Become ``python -m MODULE ...``, ``python -c PROGRAM ...``, or what ``multiprocessing`` spawns."""
+    """Become the command, or what ``multiprocessing`` spawns."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -172,8 +186,10 @@ def _run(request: dict[str, Any]) -> None:
         exec(request["code"], {"__name__": "__main__"})
         return
     os.setsid()
+    if not request["imports"]:
+        os.execvpe(request["command"][0], request["command"], request["environment"])
     sys.path[:1] = [request["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    kind, program, *sys.argv[1:] = request["arguments"]
+    kind, program, *sys.argv[1:] = request["command"][1:]
     if kind == "-c":
         sys.argv[0] = kind
         exec(program, {"__name__": "__main__"})

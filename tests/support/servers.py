@@ -63,6 +63,9 @@ class Server:
     def post(self, path: str, body: dict[str, object] | None = None) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=600)
 
+    def describe_end(self) -> str:
+        return f"the server's exit code: {self.process.poll()}; its log:\n{self.log[-6000:]}"
+
     def family(self) -> list[psutil.Process]:
         """The server's process and everything it started."""
         root = psutil.Process(self.process.pid)
@@ -81,6 +84,9 @@ class Server:
         with self.log_path.open("ab") as log:
             self.process = preloaded.start([*self.command], log, dict(self.environment))
         _wait_until_healthy(self, self.health)
+
+
+_RUNNING: list[Server] = []
 
 
 @contextlib.contextmanager
@@ -105,14 +111,21 @@ def started(
     with log_path.open("wb") as log:
         process = preloaded.start(command, log, environment)
     server = Server(process, port, log_path, command, environment, health)
+    _RUNNING.append(server)
     try:
         _wait_until_healthy(server, health)
         yield server
     except (httpx.TransportError, AssertionError) as error:
-        error.add_note(f"the server's exit code: {server.process.poll()}; its log:\n{server.log[-6000:]}")
+        error.add_note(server.describe_end())
         raise
     finally:
+        _RUNNING.remove(server)
         server.kill()
+
+
+def ended() -> list[Server]:
+    """Return the servers that ended by themselves."""
+    return [server for server in _RUNNING if server.process.poll() is not None]
 
 
 def _wait_until_healthy(server: Server, health: str) -> None:
@@ -143,6 +156,8 @@ FEATURES = (
 _ADAPTIVE = ("--speculative-adaptive", "--speculative-adaptive-config")
 # Another width at each step.
 RANDOM_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "random_width.json"))
+# Blocks of 16, with copies.
+ONE_WIDTH = (*_ADAPTIVE, str(preloaded.WIDTHS / "16.json"))
 # Always the full block, with copies: a block may be wider than the drafter's.
 WIDE_WIDTHS = (*_ADAPTIVE, str(preloaded.WIDTHS / "widest.json"))
 # Blocks of up to twice the drafter's width; overrides an earlier flag.
@@ -227,7 +242,7 @@ def recorded_blocks(folder: Path, rid: str | None = None) -> list[tuple[int, lis
 
 def strict() -> dict[str, str]:
     """Return the environment of a server in which every host wait inside a step raises."""
-    return {"SGLANG_DFLASH_FORBID_SYNC": "2", "PYTHONPATH": path_with("plugin")}
+    return {"SGLANG_DFLASH_TEST_STRICT": "1", "PYTHONPATH": path_with("plugin")}
 
 
 def with_plugin(folder: Path, *modes: str) -> dict[str, str]:
@@ -316,7 +331,7 @@ def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
 
 
 def assert_memory_as_estimated(estimate: dict[str, int], allocated: dict[str, int]) -> None:
-    """Compare an estimate with ``memory_bytes`` of :func:`worker_info`."""
+    """Compare an estimate with ``memory_bytes`` of the plugin's mode ``memory``."""
     assert estimate.keys() == allocated.keys()
     for pool, size in allocated.items():
         print(f"{pool}: {size} bytes allocated, {estimate[pool]} estimated")

@@ -111,7 +111,7 @@ def replay(policy: WidthPolicy, machine: Machine, phases: Sequence[tuple[str, in
         results.append(result)
         for _ in range(PHASE):
             buckets = [slot.bucket for slot in slots]
-            width = policy.width(size, 0, [buckets.count(k) for k in range(BUCKETS)])
+            width = policy.width(size, [buckets.count(k) for k in range(BUCKETS)])
             if late is not None:
                 policy.observe(*late)
             lengths, saved = zip(*(slot.advance(width) for slot in slots), strict=True)

@@ -49,12 +49,12 @@ def test_an_update_of_weights_forgets_acceptance_and_keeps_costs():
     machine = Machine(3)
     learned, fresh = policy(machine), policy(machine)
     for _ in range(300):
-        width = learned.width(8, 800)
+        width = learned.width(8)
         learned.observe(width, [1] * 8)
         learned.observe_time(8, width, machine.milliseconds(8, width) * 2)
-    assert learned.width(8, 800) == 1 and learned.paused is not None
+    assert learned.width(8) == 1 and learned.paused is not None
     learned.forget()
     found, expected = learned.describe(), fresh.describe()
     assert found["survival"] == expected["survival"] and found["paused"] is None
     assert found["costs"] != expected["costs"]
-    assert max(learned.width(8, 800) for _ in range(40)) > 1
+    assert max(learned.width(8) for _ in range(40)) > 1

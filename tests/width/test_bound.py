@@ -10,8 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
-from sglang_dflash.width.adaptive import EVERY, PROMPTED, SAVED, SCHEDULED, Budget
-from sglang_dflash.width.survival import CERTAIN, TILT
+from sglang_dflash.width.adaptive import EVERY, SHARE
+from sglang_dflash.width.survival import MEMORY
 from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate
 
 CHANGE, END = 200, 800
@@ -37,8 +37,7 @@ def bound(machine: Machine, size: int, width: int) -> float:
     """Steps that a change may cost a policy that served at this width."""
     wider = WIDTHS[min(WIDTHS.index(width) + 1, len(WIDTHS) - 1)]
     dearer = machine.milliseconds(size, wider) / machine.milliseconds(size, width) - 1
-    detect = CERTAIN / (TILT - TILT**2 / 2)
-    return 2 * detect / size + max(EVERY, dearer / SCHEDULED) + LATE
+    return 2 * MEMORY / size + max(EVERY, dearer / SHARE) + LATE
 
 
 @hypothesis_settings(max_examples=25)
@@ -53,12 +52,5 @@ def test_a_change_costs_at_most_the_documented_steps_and_then_a_share(machine, b
         width = max(run.widths[CHANGE - 10 : CHANGE], key=run.widths[CHANGE - 10 : CHANGE].count)
         step = max(machine.milliseconds(size, w) for w in (width, best_width(machine, after, size)))
         lost.append(sum(regret[CHANGE:]) / step)
-        most.append(bound(machine, size, width) + (SCHEDULED + PROMPTED) * sum(run.milliseconds[CHANGE:]) / step)
+        most.append(bound(machine, size, width) + SHARE * sum(run.milliseconds[CHANGE:]) / step)
     assert mean(lost) <= mean(most), (lost, most)
-
-
-def test_a_budget_that_no_probe_uses_stops_growing():
-    budget = Budget(SCHEDULED)
-    for _ in range(1000):
-        budget.earn(10.0)
-    assert budget.spend(10.0 * SAVED) and not budget.spend(0.01)

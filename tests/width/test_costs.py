@@ -23,14 +23,13 @@ def ms(table: CostTable, size: int, width: int) -> float:
 
 
 @given(calibrations, measurements)
-def test_times_never_fall_with_width_and_are_above_their_lower_bounds(points, measured):
+def test_times_never_fall_with_width(points, measured):
     table = CostTable(points)
     for step in measured:
         table.observe(*step)
     for size in (1, 2, 3, 8, 13, 32, 200):
-        row, bounds = table.row(size), table.lower_bounds(size)
-        assert all(0 < bound < ms < float("inf") for bound, ms in zip(bounds, row, strict=True))
-        assert row == sorted(row) and bounds == sorted(bounds)
+        row = table.row(size)
+        assert row == sorted(row) and row[0] > 0 and row[-1] < float("inf")
 
 
 def test_between_two_batch_sizes_times_are_linear_and_beyond_them_constant():

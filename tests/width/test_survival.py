@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.width.survival import Survival
+from sglang_dflash.width.survival import MEMORY, Survival
 
 blocks = st.integers(1, 8).flatmap(
     lambda width: st.tuples(st.just(width), st.lists(st.integers(1, width), min_size=1, max_size=6))
@@ -27,11 +25,12 @@ def test_the_curve_is_a_survival_function_and_tokens_are_its_sum(observed):
         assert tokens == pytest.approx([1 + sum(curve[: width - 1]) for width in range(1, 9)])
 
 
-def test_evidence_that_only_ages_leaves_the_hazards_finite():
-    """A server may serve millions of steps without a match."""
+def test_old_evidence_fades():
+    """What was observed long ago weighs no more than the newest tries."""
     survival = Survival(8)
-    with patch("sglang_dflash.width.survival.MEMORY", 1.0), patch("sglang_dflash.width.survival.PLAIN_MEMORY", 1.0):
-        for _ in range(2000):
-            survival.observe(8, ())
-    survival.observe(8, [8])
-    assert all(0 < hazard <= 1 for hazard in survival.hazards)
+    for _ in range(400):
+        survival.observe(8, [8] * 4)
+    assert survival.hazards[1] > 0.95
+    for _ in range(400):
+        survival.observe(8, [1] * 4)
+    assert survival.hazards[1] < 0.05 and survival.as_dict()["evidence"][0] < MEMORY + 4

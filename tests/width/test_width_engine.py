@@ -32,8 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     Steps take the plugin's times, so that a busy machine decides nothing.
     """
     folder = tmp_path_factory.mktemp("adaptive")
-    switches = {"SGLANG_DFLASH_COPIES": "0", **with_plugin(folder, "times", "replays")}
-    with dflash_server(PAIR, folder, "--speculative-adaptive", drafter="noisy", **switches) as server:
+    plugin = with_plugin(folder, "times", "replays", "no_copies")
+    with dflash_server(PAIR, folder, "--speculative-adaptive", drafter="noisy", **plugin) as server:
         yield server
         assert_nothing_leaked(server)
 
@@ -95,12 +95,13 @@ def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server) -
     first_round(server, random_prompts(PAIR, 16), lambda width: width < 1.5, ignore_eos=True)
     assert width_info(server)["pauses"] > 0
     said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: (\w+)", server.log)
-    assert said and len(said) == len(set(said)) and set(said) <= {"drafter", "load"}, said
+    assert said and set(said) <= {"drafter", "load"}, said
     drafting = worker_info(server)["drafting"]
     assert drafting["judged_by"] == "costs" and drafting["break_even"] > 1
     assert metrics(server)["drafting_pays"] == drafting["pays"]
     first_round(server, corpus(PAIR, 16), lambda width: width > 2.5)
-    assert "DFLASH: drafting pays again" in server.log and worker_info(server)["drafting"]["pays"]
+    changes = re.findall("DFLASH: drafting (pays again|does not pay)", server.log)
+    assert changes == ["does not pay", "pays again"] * (len(changes) // 2) and worker_info(server)["drafting"]["pays"]
 
 
 def test_metrics_show_widths_rates_and_survival(server: Server) -> None:

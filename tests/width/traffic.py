@@ -82,7 +82,7 @@ def drive(
     random, run, late = Random(seed), Run(), None
     for step in range(steps):
         size, chance = batch_size(step), hazard(step)
-        width = policy.width(size, 0, [size * (each == bucket) for each in range(BUCKETS)])
+        width = policy.width(size, [size * (each == bucket) for each in range(BUCKETS)])
         if late is not None:
             policy.observe(*late)
         late = (width, accept_lens(lambda j, chance=chance: chance, width, size, random), [bucket] * size)

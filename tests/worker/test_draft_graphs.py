@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
-from sglang_dflash.worker import draft_graphs
+from sglang_dflash.worker import draft_graphs, forwards
 from sglang_dflash.worker.draft_graphs import INPUTS, DraftGraphs
+from sglang_dflash.worker.forwards import Draft
 
 pytestmark = pytest.mark.sglang
 
@@ -74,6 +77,29 @@ def test_a_graph_reads_the_blocks_of_the_batch_and_padding(steps: list[tuple[int
             for name, values, given_values in zip(INPUTS, found, (*blocks, *per_request), strict=True):
                 real = given_values[:, :WIDTH].tolist()
                 assert values == real + [[0] * len(real[0])] * (size - bs), name
+
+
+@pytest.mark.parametrize(("runs", "rows"), [(True, 4), (False, 3)])
+def test_an_eager_draft_injects_its_own_rows_only(runs: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three requests, where graphs of SGLang's runner would pad to four: it may decline a batch."""
+    runner: Any = DecodeCudaGraphRunner.__new__(DecodeCudaGraphRunner)
+    runner.capture_bs, runner.can_run_graph = SIZES, lambda batch: runs
+    draft: Any = Draft.__new__(Draft)
+    waiting, output = list[int](), SimpleNamespace(logits_output=None)
+    draft._drafter = SimpleNamespace(decode_cuda_graph_runner=runner, forward=lambda batch: output)
+    draft._drafted, draft._batches, draft._ranks = WIDTH, lambda *_: None, None
+    draft._inject = SimpleNamespace(before_draft=waiting.append)
+    monkeypatch.setattr(forwards, "draft_tp_context", lambda ranks: nullcontext())
+    draft._forward(a_step(3, WIDTH, 1))
+    assert waiting == [rows * WIDTH]
+
+
+def test_sglangs_runner_serves_where_graphs_have_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = capturing(monkeypatch)
+    graphs.backend = BreakableCudaGraphBackend.__new__(BreakableCudaGraphBackend)
+    graphs.capture()
+    assert type(graphs) is DecodeCudaGraphRunner
+    assert not any(hasattr(batch, name) for batch in graphs.backend.batches.values() for name in INPUTS)
 
 
 def test_sglangs_runner_serves_after_a_failed_capture(

@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 
 from sglang_dflash.step import flight
 from sglang_dflash.step.flight import Choice, Finished, Flight, Timed
-from sglang_dflash.worker import debug
+from sglang_dflash.worker import worker
 
 pytestmark = pytest.mark.sglang
 
@@ -70,9 +70,9 @@ def test_one_step_of_several_is_timed(events: Events) -> None:
 
 
 def test_stages_are_ranges_of_a_profile_and_cost_nothing_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.profiler.profile() as profile, debug.stage("doubling"):
+    with torch.profiler.profile() as profile, worker.stage("doubling"):
         torch.ones(2).mul_(2)
     assert [event.name for event in profile.events() if event.name.startswith("dflash.")] == ["dflash.doubling"]
-    monkeypatch.setattr(debug, "record_function", None)
-    with debug.stage("draft"):
+    monkeypatch.setattr(worker, "record_function", None)
+    with worker.stage("draft"):
         pass

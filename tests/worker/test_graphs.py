@@ -137,10 +137,6 @@ def test_page_tables_reach_to_the_end_of_a_block_past_the_context(attention: str
     assert one.model_config.context_len == 96
 
 
-RING = SimpleNamespace(enable_linear_replayssm=False, replayssm_is_kda=True)
-SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1))
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -148,8 +144,6 @@ SEEDING = SimpleNamespace(linear_attn_backend=SimpleNamespace(accept_lens_pool=1
         ({"attention": "flashinfer"}, None),
         ({"attention": "aiter"}, "attention backend aiter"),
         ({"lora_manager": object()}, "LoRA"),
-        ({"attn_backend": SEEDING}, "starts from a state"),
-        ({"req_to_token_pool": SimpleNamespace(mamba_pool=RING)}, "ReplaySSM"),
     ],
 )
 def test_servers_that_can_take_one_width_only_say_why(options: dict[str, Any], reason: str | None) -> None:

@@ -32,10 +32,10 @@ print(os.environ["SGLANG_DFLASH_TEST_PLUGIN"], len(HookRegistry._hooks))
 
 
 def test_every_mode_hooks_what_exists(tmp_path: Path) -> None:
-    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "edges": 6}))
+    (tmp_path / "copy_rule.json").write_text(json.dumps({"least": 2, "margin": 99}))
     paths = {"PYTHONPATH": path_with("plugin", ".."), "SGLANG_DFLASH_TEST_FOLDER": str(tmp_path)}
     paths["SGLANG_DFLASH_TEST_DIES"] = "BEFORE sglang_dflash.worker.forwards.Verify.verify"
     done = run("-c", PROGRAM, environment={**os.environ, **paths})
     assert done.returncode == 0, done.stderr[-3000:]
     modes, targets = done.stdout.split()[-2:]
-    assert len(modes.split(",")) == 25 and int(targets) > 25
+    assert len(modes.split(",")) == 27 and int(targets) > 25

@@ -7,7 +7,9 @@ import pytest
 import torch
 from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
+from sglang_dflash.ops import accept_block
 from sglang_dflash.ops.reference.sampling import filter_probs
+from sglang_dflash.worker.accept import simulate
 from sglang_dflash_lab.train.sampling import Rejection
 from tests.support.probability import p_value
 
@@ -39,3 +41,12 @@ def test_simulated_rejection_sampling_keeps_the_targets_law() -> None:
         drawn.append(way.draw(scores, np.arange(12), 7))
     weights = torch.from_numpy(way.weights(scores))
     assert p_value(torch.tensor(drawn).bincount(minlength=12), weights / weights.sum()) > 1e-3
+
+
+@pytest.mark.parametrize(("room", "committed"), [(None, 8), (3, 3), (1, 1)])
+def test_simulated_accept_lengths_end_at_the_last_slot(room: int | None, committed: int) -> None:
+    drafts, targets = torch.arange(1, 17).view(2, 8), torch.zeros(2, 8, dtype=torch.int64)
+    drafts[:, room:] = drafts[:, room:] if room is None else -1
+    simulate(drafts, targets, 8.0, room)
+    accepted = accept_block(drafts, targets, torch.tensor([5, 9]))
+    assert accepted.accept_lens.tolist() == [committed] * 2

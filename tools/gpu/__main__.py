@@ -47,7 +47,7 @@ def plan(real: bool) -> list[Job]:
     hybrid, *others = (texts.jobs(pair, arms, real) for pair, arms in chosen.items())
     exact = texts.jobs("tiny-hybrid", texts.EXACT, real, exact=True)
     servers = steps.jobs((rows.OURS, steps.ONE_FORWARD, rows.BUILTIN, rows.PLAIN))
-    kept, adaptive, *widths = steps.jobs(("kept", steps.ADAPTIVE, *steps.WIDTHS))
+    adaptive, *widths = steps.jobs((steps.ADAPTIVE, *steps.WIDTHS))
     cases = case_jobs(CASES if real else CASES[3:4])
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
@@ -57,7 +57,7 @@ def plan(real: bool) -> list[Job]:
         small = [*hybrid, *texts_of_others, *cases, *packed, *servers, micro, adaptive]
         return [replace(job, gib=1) for job in small]
     hoppers = steps.jobs(tuple(arm for arm in steps.ARMS if arm.startswith(rows.FA3))) if fa3 else []
-    return [*hybrid, *cases, *servers, compiling, micro, *hoppers, *widths, adaptive, *texts_of_others, kept, *packed]
+    return [*hybrid, *cases, *servers, compiling, micro, *hoppers, *widths, adaptive, *texts_of_others, *packed]
 
 
 def case_jobs(files: Sequence[str]) -> list[Job]:

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, ONE_FORWARD_SWITCH, REPLAY_SWITCH
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, ONE_FORWARD_SWITCH
 from tests.support import servers
 from tests.support.generation import BF16_GAP, Answer, assert_nothing_leaked, divergence, flush, generate_all, tops_of
 from tests.support.prompts import corpus, random_prompts
@@ -21,7 +21,6 @@ GIB = 10.0
 FLAGS = ("--mem-fraction-static", "0.6", "--disable-prefill-cuda-graph")
 TRITON = ("--attention-backend", "triton", "--sampling-backend", "pytorch")
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 8}
-REPLAYED, KEPT = {REPLAY_SWITCH: "1"}, {REPLAY_SWITCH: "0"}
 # Sampling parameters: what else runs where every wait raises.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 7},
@@ -50,8 +49,7 @@ WINDOWED = Arm(_WINDOW, servers.strict(), OTHERS, caches=True)
 # What the call compares; in exact mode EXACT.
 CHOSEN = {
     "tiny-hybrid": {
-        "kept": Arm((), KEPT),
-        "replayed, random widths, copies": Arm(COPIES, REPLAYED),
+        "random widths, copies": Arm(COPIES),
         "random widths, waits raise": STRICT,
         "one forward, random widths, copies, waits raise": Arm(COPIES, ONE_FORWARD, OTHERS),
         "prefix hits": Arm(caches=True),
@@ -61,7 +59,7 @@ CHOSEN = {
     "tiny-dense": {"random widths, copies": Arm(COPIES)},
     "tiny-moe": {"planned": Arm()},
 }
-EXACT = {"replayed": Arm((), REPLAYED)}
+EXACT = {"planned": Arm()}
 FA3 = {"fa3, random widths, copies": Arm((*COPIES, "--attention-backend", "fa3"))}  # where its library is
 
 
@@ -127,8 +125,7 @@ class Texts:
         assert info["exact"] is self.exact, info
         cached = sum(answer.meta["cached_tokens"] > 0 for answer in found)
         assert cached or not (arm.caches and job.call.real), "no prefix was hit"  # elsewhere prompts are too short
-        shown = {"states": info["states"], "accept": info["mean_accept_length"], "widths": info["steps_by_width"]}
-        return {**self.compared(found), **shown}
+        return {**self.compared(found), "accept": info["mean_accept_length"], "widths": info["steps_by_width"]}
 
     def compared(self, found: list[Answer]) -> dict[str, Any]:
         """Count texts, and those that differ; ``error`` has the first that is wrong."""

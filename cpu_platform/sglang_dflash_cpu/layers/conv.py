@@ -126,11 +126,9 @@ def _columns(windows: Tensor, count: int) -> Tensor:
 
 def gdn_convolve(
     x: Tensor, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor,
-    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, round_beta: bool = False,
-    recurrent: Tensor | None = None,
+    windows: Tensor, rows: Tensor, *, width: int, silu: bool = True, recurrent: Tensor | None = None,
 ) -> Convolved:  # fmt: skip
-    """Convolve as :func:`update` does, in place of a definition that rounds as a GPU; this platform's verify rounds
-    beta."""
+    """Convolve as :func:`update` does, in place of a definition that rounds as a GPU."""
     tokens = x[:, : len(weight)].unflatten(0, (-1, width)).transpose(1, 2)
     at = {"conv_state_indices": slots, "intermediate_conv_window": windows, "intermediate_state_indices": rows}
     mixed = update(tokens, states, weight, bias, silu, **at)

@@ -9,9 +9,6 @@ from torch import Tensor
 from sglang_dflash.ops import Noise, token_hash
 from sglang_dflash.ops.reference import model
 from sglang_dflash.ops.reference.model import Codebooks
-from sglang_dflash.ops.reference.step import MARGIN_EDGES, NO_DRAFT, OTHER, PLACE, SETTLED, offers_of
-
-_EDGES = 2.0 ** np.arange(-1, MARGIN_EDGES - 1)
 
 
 def match_copies(
@@ -27,12 +24,7 @@ def match_copies(
 ) -> None:
     """As :func:`sglang_dflash.ops.reference.step.match_copies`, from the occurrences of the newest token."""
     places, newest = rows.numpy(), last.numpy().astype(np.int64)[:, None]
-    offers, width = offers_of(found).numpy(), tokens.shape[1]
-    place = offers[places, PLACE]
-    if place.any():
-        settled = np.take_along_axis(tokens.numpy(), np.clip(place - 1, 0, width - 1)[:, None], 1)[:, 0]
-        offers[places, SETTLED] = (settled == offers[places, OTHER]) & (place > 0) & (place <= width)
-    positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, width + 1), history.shape[1] - 1)
+    positions = np.minimum(seq_lens.numpy()[:, None] + np.arange(1, tokens.shape[1] + 1), history.shape[1] - 1)
     history.numpy()[places[:, None], positions] = tokens.numpy()
     known, back = history.numpy()[places, : min(bound, history.shape[1] - 1) + 1], np.arange(longest)
     wanted = np.where(newest >= back, np.take_along_axis(known, np.maximum(newest - back, 0), 1), -1)
@@ -46,21 +38,21 @@ def match_copies(
     found.numpy()[places, 0] = (newest[:, 0] << 36) + keys
 
 
-def offer_copies(
+def take_copies(
     tokens: Tensor,
     margins: Tensor,
     history: Tensor,
     found: Tensor,
     rows: Tensor,
     last: Tensor,
-    choices: Tensor,
     *,
     least: int,
+    margin: float,
 ) -> None:
-    """As :func:`sglang_dflash.ops.reference.step.offer_copies`; most steps have nothing to offer."""
-    places, keys, offers = rows.numpy(), found.numpy()[:, 0], offers_of(found).numpy()
+    """As :func:`sglang_dflash.ops.reference.step.take_copies`; most steps have no match."""
+    places, (keys, starts) = rows.numpy(), found.numpy().T
     length, end = (keys[places] >> 31) & 31, keys[places] & 0x7FFFFFFF
-    offers[places] = 0
+    starts[places] = 0
     matched = np.flatnonzero(length >= least)
     if not len(matched):
         return
@@ -71,13 +63,8 @@ def offer_copies(
     differs = copies != drafts
     first = differs.argmax(1)
     each = np.arange(len(first))
-    disputed, margin = differs[each, first], margins.numpy()[matched, first]
-    buckets = np.clip(length[matched] // 4 - 1, 0, 3) * (MARGIN_EDGES + 1)
-    cell = np.where(margin >= 0, buckets + np.searchsorted(_EDGES, margin, side="right"), NO_DRAFT)
-    taken = disputed & choices.numpy()[cell]
-    other = np.where(taken, drafts[each, first], copies[each, first])
-    offered = np.stack([first + 1, taken, cell, other], axis=1)
-    offers[places, :SETTLED] = np.where(disputed[:, None], offered, 0)
+    taken = differs[each, first] & ~(margins.numpy()[matched, first] >= margin)
+    starts[places] = np.where(taken, first + 1, 0)
     tokens.numpy()[matched[taken], 1:] = copies[taken]
 
 

@@ -6,6 +6,9 @@ at once, whose prompts grow by an answer and a tool's result.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +19,6 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.check.diagnose.client import WORKER_KEY
 from sglang_dflash_lab.bench.figures import number
 from sglang_dflash_lab.bench.provenance import describe_hardware, hardware
 from sglang_dflash_lab.bench.server import Launch, running
@@ -58,11 +60,20 @@ def prefilled(generate: Callable[[list[int], int], dict[str, Any]], parts: list[
     return turns
 
 
+def draft_kv_bytes(server: Launch) -> int:
+    """Return the size of the drafter's K/V pool by ``sglang-dflash check``; tests compare it with a server's."""
+    flag, target, *flags = server.args
+    assert flag == "--model-path"
+    command = [sys.executable, "-m", "sglang_dflash.check.cli", "check", "--json", "--memory-gib", "64", target]
+    done = subprocess.run([*command, "--device", "cpu", *flags], stdout=subprocess.PIPE, check=False)
+    return int(json.loads(done.stdout)["memory"]["served"]["bytes"]["draft_kv"])
+
+
 def measure(
     server: Launch, window: int, inputs: Sequence[Sequence[list[int]]], parts: list[list[int]], new_tokens: int
 ) -> tuple[list[Row], list[int]]:
     """Return one row per inner list of ``inputs``, whose prompts have the same length, and agents' prefilled tokens."""
-    rows = []
+    rows, size = [], draft_kv_bytes(server)
     with (
         TemporaryDirectory() as folder,
         running(server, Path(folder) / "server.log") as url,
@@ -81,8 +92,6 @@ def measure(
             turns = [[*prompt, *answer["output_ids"]] for prompt, answer in zip(same_length, first, strict=True)]
             cached = fmean(generate(turn, 1)["meta_info"]["cached_tokens"] for turn in turns)
             accept = fmean(answer["meta_info"]["spec_accept_length"] for answer in first)
-            state = http.get("/server_info").json()["internal_states"][0][WORKER_KEY]
-            size = state["memory_bytes"]["draft_kv"]
             rows.append((window, len(same_length[0]), accept, size, cached, fmean(map(len, turns)) - cached))
         http.post("/flush_cache", params={"timeout": 30}).raise_for_status()
         return rows, prefilled(generate, parts, new_tokens)

@@ -44,17 +44,16 @@ GRAPHS = "1 2 4 8 16 32"  # batch sizes
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
     "greedy": ((f"{OURS}+{ONE_FORWARD_SWITCH}=1", BUILTIN, OURS, PLAIN), (), GREEDY),
     **{name: ((OURS, BUILTIN), (), sampling) for name, sampling in SAMPLING.items()},
-    "adaptive": (("adaptive:16+SGLANG_DFLASH_COPIES=0", BUILTIN), (), GREEDY),
-    "copies": (("adaptive:16", BUILTIN), (), GREEDY),
+    "adaptive": (("adaptive:16", BUILTIN), (), GREEDY),
     "draft window": ((OURS, BUILTIN), WINDOW, GREEDY),
-    "width 1": (("adaptive:16+SGLANG_DFLASH_COPIES=0", PLAIN), (), GREEDY),
+    "width 1": (("adaptive:16", PLAIN), (), GREEDY),
 }
 
 
 _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # In addition to forwards, attention plans and the platform's functions
 KERNELS = (
-    "prepare_block view_rings take_drafts accept_block stage_block match_copies offer_copies penalize_block "
+    "prepare_block view_rings take_drafts accept_block stage_block match_copies take_copies penalize_block "
     "repeat_rows seeded_tokens leading_tokens"
 )
 DEVICE = (

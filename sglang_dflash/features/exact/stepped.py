@@ -31,19 +31,17 @@ Gates = tuple[Tensor, Tensor]  # A_log and dt_bias of a layer
 Targets = Sequence[tuple[Tensor, Tensor]]  # slots, and the tokens after which states are written there
 
 
-def step_verify(inputs: verify.Inputs, cache: Any, backend: Any, forward_batch: Any) -> Tensor:
+def step_verify(inputs: verify.Inputs, cache: Any, forward_batch: Any) -> Tensor:
     """Run a block of one layer, a rule of :mod:`sglang_dflash.states.verify`; the states do not change.
 
-    Keep the state after every token, or record the inputs for :func:`step_commit`: raw keys and values, a and b.
+    Record the inputs for :func:`step_commit`: raw keys and values, a and b.
     """
     q, k, v, a, b, A_log, dt_bias, states, slots = inputs
     width, bs, (H, K), (HV, V) = forward_batch.spec_info.draft_token_num, len(slots), q.shape[1:], v.shape[1:]
-    kept, kept_rows = cache.intermediate_ssm, backend.verify_intermediate_state_indices[:bs].long()
-    if kept is None:
-        requests = torch.where(slots >= 0, forward_batch.req_pool_indices[:bs], 0).long()  # row 0 for padding
-        for ring, x in zip(_rings(pool_records(cache)), (k, v, a, b), strict=True):
-            by_head = x.unflatten(0, (bs, width)).transpose(1, 2)
-            ring.narrow(2, 0, width).index_copy_(0, requests, by_head.to(ring.dtype))
+    requests = torch.where(slots >= 0, forward_batch.req_pool_indices[:bs], 0).long()  # row 0 for padding
+    for ring, x in zip(_rings(pool_records(cache)), (k, v, a, b), strict=True):
+        by_head = x.unflatten(0, (bs, width)).transpose(1, 2)
+        ring.narrow(2, 0, width).index_copy_(0, requests, by_head.to(ring.dtype))
     scratch = states.index_select(0, torch.cat([slots.new_zeros(1), slots.clamp(min=0)]))
     mixed = q.new_empty(width, bs, 2 * H * K + HV * V)
     for part, x in zip(mixed.split([H * K, H * K, HV * V], -1), (q, k, v), strict=True):
@@ -52,8 +50,6 @@ def step_verify(inputs: verify.Inputs, cache: Any, backend: Any, forward_batch: 
     outputs, rows = q.new_empty(width, bs, 1, HV, V), _rows_of(slots >= 0)
     for t in range(width):
         _advance(mixed[t], a[t], b[t], (A_log, dt_bias), scratch, rows, outputs[t], K**-0.5)
-        if kept is not None:
-            kept.select(1, t).index_copy_(0, kept_rows, scratch[1:])
     return outputs.transpose(0, 1).reshape(bs * width, HV, V)
 
 
@@ -65,8 +61,8 @@ class SteppedCommit(RecurrentCommit):
 
     compiles_every_batch = True  # step_commit divides by 2 or more
 
-    def __init__(self, target_worker: TpModelWorker, *, replays: bool) -> None:
-        super().__init__(target_worker, replays=replays)
+    def __init__(self, target_worker: TpModelWorker) -> None:
+        super().__init__(target_worker)
         self._gates = gates_of(target_worker.model_runner.model)
 
     def replay(self, step: Step, track: Tensor | None) -> None:

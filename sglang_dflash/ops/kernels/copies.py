@@ -6,18 +6,12 @@ import triton
 import triton.language as tl
 
 from sglang_dflash.ops.kernels import assert_dense, lanes_of
-from sglang_dflash.ops.reference.step import CELL, MARGIN_EDGES, NO_DRAFT, OTHER, PLACE, SETTLED, TAKEN
 
 TILE = 2048
 
 
 def assert_histories(history, found):
-    assert history.stride(1) == 1 and found.stride() == (4, 1) and len(found) == len(history), found.stride()
-
-
-@triton.jit
-def offers_of(found, row):
-    return (found + row * 4 + 1).to(tl.pointer_type(tl.int32))
+    assert history.stride(1) == 1 and found.stride() == (2, 1) and len(found) == len(history), found.stride()
 
 
 @triton.jit(
@@ -26,19 +20,12 @@ def offers_of(found, row):
 def match_copies_kernel(
     history, found, rows, seq_lens, tokens, last, columns, history_stride, tokens_stride, width,
     MAX_MATCH: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-    PLACE: tl.constexpr, OTHER: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row, newest = tl.load(rows + request).to(tl.int64), tl.load(last + request).to(tl.int64)
     text, new = history + row * history_stride, tokens + request * tokens_stride
     first_new = tl.load(seq_lens + request).to(tl.int64) + 1
     first = tl.program_id(1) * TILE
-    if tl.program_id(1) == 0:
-        offers = offers_of(found, row)
-        place = tl.load(offers + PLACE)
-        has_place = (place > 0) & (place <= width)
-        settled = has_place & (tl.load(new + place - 1, mask=has_place, other=-1) == tl.load(offers + OTHER))
-        tl.store(offers + SETTLED, settled.to(tl.int32))
     if (first + TILE > first_new) | (tl.program_id(1) == tl.num_programs(1) - 1):
         # programs cannot synchronise, so each one writes the new tokens it reads
         offsets = tl.arange(0, LANES)
@@ -59,7 +46,7 @@ def match_copies_kernel(
             lengths += alive.to(tl.int32)
     ends = first + tl.arange(0, TILE)
     keys = tl.where(lengths > 0, (lengths.to(tl.int64) << 31) + ends, 0)
-    tl.atomic_max(found + row * 4, (newest << 36) + tl.max(keys, axis=0))
+    tl.atomic_max(found + row * 2, (newest << 36) + tl.max(keys, axis=0))
 
 
 def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound):
@@ -69,21 +56,20 @@ def match_copies(history, found, rows, seq_lens, tokens, last, *, longest, bound
     if bs:
         match_copies_kernel[(bs, triton.cdiv(min(bound, history.shape[1] - 1), TILE))](
             history, found, rows, seq_lens, tokens, last, history.shape[1], history.stride(0), tokens.stride(0), width,
-            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width), PLACE=PLACE, OTHER=OTHER, SETTLED=SETTLED,
+            MAX_MATCH=longest, TILE=TILE, LANES=lanes_of(width),
         )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize=["tokens", "margins", "rows", "last", "columns", "history_stride", "margins_stride", "width"]
 )
-def offer_copies_kernel(
-    tokens, margins, history, found, rows, last, choices, columns, history_stride, margins_stride, width,
-    MIN_MATCH: tl.constexpr, EDGES: tl.constexpr, NO_DRAFT: tl.constexpr, LANES: tl.constexpr,
-    PLACE: tl.constexpr, TAKEN: tl.constexpr, CELL: tl.constexpr, OTHER: tl.constexpr, SETTLED: tl.constexpr,
+def take_copies_kernel(
+    tokens, margins, history, found, rows, last, columns, history_stride, margins_stride, width,
+    MIN_MATCH: tl.constexpr, MARGIN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
-    key = tl.load(found + row * 4)
+    key = tl.load(found + row * 2)
     length, end = (key >> 31) & 31, key & 0x7FFFFFFF
     period = tl.maximum(tl.load(last + request).to(tl.int64) - end, 1)
     offsets = tl.arange(0, LANES)
@@ -95,31 +81,20 @@ def offer_copies_kernel(
     copy = tl.load(history + row * history_stride + position, mask=copied, other=-1).to(tl.int64)
     copy = tl.where(copy >= 0, copy, draft)
     first = tl.min(tl.where(copy != draft, offsets, LANES), axis=0)
-    disputed = first < LANES
-    margin = tl.load(margins + request * margins_stride + first, mask=disputed, other=float("-inf"))
-    cell = (EDGES + 1) * tl.minimum(tl.maximum(length // 4 - 1, 0), 3)
-    for edge in tl.static_range(EDGES):
-        cell += (margin >= (1 << edge) / 2).to(tl.int64)
-    cell = tl.where(margin >= 0, cell, NO_DRAFT)
-    taken = disputed & (tl.load(choices + cell) != 0)
-    other = tl.sum(tl.where(offsets == first, tl.where(taken, draft, copy), 0), axis=0)
-    offers = offers_of(found, row)
-    tl.store(offers + PLACE, tl.where(disputed, first + 1, 0))
-    tl.store(offers + TAKEN, taken.to(tl.int32))
-    tl.store(offers + CELL, tl.where(disputed, cell, 0).to(tl.int32))
-    tl.store(offers + OTHER, tl.where(disputed, other, 0).to(tl.int32))
-    tl.store(offers + SETTLED, 0)
+    differs = first < LANES
+    margin = tl.load(margins + request * margins_stride + first, mask=differs, other=float("-inf"))
+    taken = differs & ((margin >= MARGIN) == 0)  # NaN: nothing was drafted
+    tl.store(found + row * 2 + 1, tl.where(taken, first + 1, 0))
     tl.store(at, copy, mask=is_draft & taken)
 
 
-def offer_copies(tokens, margins, history, found, rows, last, choices, *, least):
+def take_copies(tokens, margins, history, found, rows, last, *, least, margin):
     assert_histories(history, found)
     assert margins.stride(1) == 1, margins.stride()
-    assert_dense(rows, last, tokens.view(-1), choices)
+    assert_dense(rows, last, tokens.view(-1))
     bs, width = tokens.shape
     if bs:
-        offer_copies_kernel[(bs,)](
-            tokens, margins, history, found, rows, last, choices, history.shape[1], history.stride(0),
-            margins.stride(0), width, MIN_MATCH=least, EDGES=MARGIN_EDGES, NO_DRAFT=NO_DRAFT, LANES=lanes_of(width),
-            PLACE=PLACE, TAKEN=TAKEN, CELL=CELL, OTHER=OTHER, SETTLED=SETTLED, num_warps=1,
+        take_copies_kernel[(bs,)](
+            tokens, margins, history, found, rows, last, history.shape[1], history.stride(0), margins.stride(0), width,
+            MIN_MATCH=least, MARGIN=margin, LANES=lanes_of(width), num_warps=1,
         )  # fmt: skip

@@ -166,18 +166,6 @@ def stage_block(
     staged_slots[:tokens] = torch.where(accepted, blocks, 0).flatten()
 
 
-PLACE, TAKEN, CELL, OTHER, SETTLED = range(5)
-
-
-def offers_of(found: Tensor) -> Tensor:
-    """Return the offers of copies as int32 [R, 6], from int64 ``found`` [R, 4].
-
-    Columns: block position of the first difference, 0 for none; whether the copy is offered; the cell of ``choices``;
-    the token that is not offered; whether that token was the target's.
-    """
-    return found.view(torch.int32)[:, 2:]
-
-
 def match_copies(
     history: Tensor,
     found: Tensor,
@@ -197,9 +185,8 @@ def match_copies(
     Args:
         history: int32 [R, C], the token at each position; negative where none can be copied. The last column receives
             positions past the table and is never read.
-        found: int64 [R, 4]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
-            length of the match, 0 for none, and the position of its last token. ``SETTLED`` of :func:`offers_of`
-            receives whether the token that was not offered is that of ``tokens`` at its place.
+        found: int64 [R, 2]; column 0, below ``last * 2**36``, receives ``last * 2**36 + length * 2**31 + end``: the
+            length of the match, 0 for none, and the position of its last token.
         rows: int [bs], distinct rows of both.
         seq_lens: int [bs], position of the newest token so far.
         tokens: int64 [bs, w], the tokens after it.
@@ -207,9 +194,6 @@ def match_copies(
         longest: length up to which matches count, at most 31.
     """
     rows, last = rows.long(), last.long()[:, None]
-    places, other = offers_of(found)[rows, PLACE].long()[:, None], offers_of(found)[rows, OTHER][:, None]
-    settled = tokens.gather(1, (places - 1).clamp(0, tokens.shape[1] - 1)) == other
-    offers_of(found)[rows, SETTLED] = (settled & (places > 0) & (places <= tokens.shape[1])).squeeze(1).int()
     positions = seq_lens.long()[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     history[rows[:, None], positions.clamp_(max=history.shape[1] - 1)] = tokens.int()
     columns = min(bound, history.shape[1] - 1) + 1
@@ -224,34 +208,29 @@ def match_copies(
     found[rows, 0] = (last[:, 0] << 36) + keys.amax(1)
 
 
-COPY_CELLS, MARGIN_EDGES, NO_DRAFT = 28, 6, 31  # cells of `choices`: 4 buckets of length times 7 of the margin
-
-
-def offer_copies(
+def take_copies(
     tokens: Tensor,
     margins: Tensor,
     history: Tensor,
     found: Tensor,
     rows: Tensor,
     last: Tensor,
-    choices: Tensor,
     *,
     least: int,
+    margin: float,
 ) -> None:
-    """Replace drafts with copies where copies were right more often.
+    """Replace drafts with copies where the drafter is unsure of the first draft that differs from its copy.
 
-    A copy is the text after the match; past the newest token it repeats itself. At the first difference, ``choices``
-    decides by match length and drafter margin. Its cell is ``7 * (length // 4 - 1)`` (lengths of 16 to 19 are the last
-    bucket) plus the number of edges 0.5, 1, 2, 4, 8 and 16 that the margin reaches; ``NO_DRAFT`` if the margin is
-    negative or NaN.
+    A copy is the text after the match; past the newest token it repeats itself.
 
     Args:
         tokens: int64 [bs, w], the block, replaced in place.
-        margins: float32 [bs, w - 1], each draft's logit lead; negative where nothing was drafted.
-        history, found: as left by :func:`match_copies`. The offers of ``found`` are replaced; 0 without a difference.
+        margins: float32 [bs, w - 1], each draft's logit lead; negative or NaN where nothing was drafted.
+        history, found: as left by :func:`match_copies`. Column 1 of ``found`` receives the block position of the first
+            copied token, 0 if no copy is taken.
         rows, last: as in :func:`match_copies`.
-        choices: bool [32], whether the copy is taken.
-        least: shortest match that is copied, from 4 on.
+        least: length of the shortest match that is copied.
+        margin: logit lead from which on a draft is kept.
     """
     rows, drafts = rows.long(), tokens[:, 1:]
     key = found[rows, 0][:, None]
@@ -261,13 +240,8 @@ def offer_copies(
     copies = torch.where((copies >= 0) & (length >= least), copies, drafts)
     differs = copies != drafts
     first = differs.int().argmax(1, keepdim=True)
-    disputed, margin = differs.gather(1, first), margins.gather(1, first)
-    reached = (margin >= 2.0 ** torch.arange(-1, MARGIN_EDGES - 1, device=margin.device)).sum(1, keepdim=True)
-    cell = torch.where(margin >= 0, (MARGIN_EDGES + 1) * (length // 4 - 1).clamp(0, 3) + reached, NO_DRAFT)
-    taken = disputed & choices[cell]
-    other = torch.where(taken, drafts, copies).gather(1, first)
-    offered = torch.cat([first + 1, taken.long(), cell, other, torch.zeros_like(cell)], 1)
-    offers_of(found)[rows, : SETTLED + 1] = torch.where(disputed, offered, 0).int()
+    taken = differs.gather(1, first) & ~(margins.gather(1, first) >= margin)
+    found[rows, 1] = torch.where(taken, first + 1, 0).squeeze(1)
     drafts.copy_(torch.where(taken, copies, drafts))
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.settings import REPLAY_SWITCH as SWITCH
+from sglang_dflash.launch.settings import BUILTIN, SWITCH
 from sglang_dflash.ops import runs_kernels
-from sglang_dflash.states import reference, replay
+from sglang_dflash.states import reference, replay, verify
 from sglang_dflash.states.reference import Records
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ SLOTS, ROWS, TRACK_SLOTS = torch.tensor([-1, 1], dtype=torch.int32), torch.tenso
 
 @torch.no_grad()
 def check_replay(runner: ModelRunner, width: int) -> None:
-    """Check ``gdn_verify`` and ``gdn_commit`` with the sizes of the target's pools, where kernels run.
+    """Check ``gdn_convolve``, ``gdn_verify`` and ``gdn_commit`` with the sizes of the target's pools.
 
     Raises:
         DFlashError: a kernel cannot run on this device, or its results differ from the definition's.
@@ -57,13 +57,13 @@ def check_replay(runner: ModelRunner, width: int) -> None:
 def _refusal(found: str) -> DFlashError:
     return DFlashError(
         found,
-        remedy=f"start with {SWITCH}=0, which keeps every state of a block, and report the device and the versions of "
-        "torch and Triton",
+        remedy=f"start with {SWITCH}={BUILTIN}, and report the device and the versions of torch and Triton",
     )
 
 
 def _faults(served: Any, dtype: torch.dtype, width: int) -> Iterator[str]:
     generator, device = torch.Generator().manual_seed(0), served.temporal.device
+    yield from _convolution(served, dtype, width, generator)
     # the pool: states [layers, slots, HV, V, K], and the parts of the records
     parts, shape = replay.pool_records(served).parts, (LAYERS, 3, *served.temporal.shape[2:])
     host = [torch.randn(shape, generator=generator).to(served.temporal.dtype)]
@@ -84,6 +84,28 @@ def _faults(served: Any, dtype: torch.dtype, width: int) -> Iterator[str]:
         replay.gdn_commit(pool[0], Records(*pool[1:]), *(each.to(device) for each in given))
         reference.gdn_commit(host[0], Records(*host[1:]), *given)
         yield from _difference(f"states of gdn_commit, {snapshot} a snapshot", pool[0][:, 1:], host[0][:, 1:])
+
+
+def _convolution(served: Any, dtype: torch.dtype, width: int, generator: torch.Generator) -> Iterator[str]:
+    recurrent, windows = served.temporal[0], served.intermediate_conv_window[0][0, :2]
+    (_, _, dim, before), (_, HV, V, _) = windows.shape, recurrent.shape
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, (b, a), weight = normal(2 * width, dim + HV * V), normal(2 * width, 2 * HV).chunk(2, -1), normal(dim, before + 1)
+    inputs, results = (x, a, b, weight, normal(2, dim, before).to(windows.dtype), SLOTS, ROWS), []
+    operations: tuple[Any, ...] = verify.gdn_convolve, reference.gdn_convolve
+    for operation, device in zip(operations, (windows.device, "cpu"), strict=True):
+        *projected, states, slots, rows = (each.to(device) for each in inputs)
+        memory = torch.zeros(2 * windows.stride(0), dtype=windows.dtype, device=device)
+        pool = states, slots, memory.as_strided(windows.shape, windows.stride()), rows
+        results.append((*operation(*projected, None, *pool, width=width, recurrent=recurrent), memory))
+    (mixed, *copied), (expected, *others) = results
+    yield from _difference("outputs of gdn_convolve", mixed, expected)
+    for name, one, other in zip(("z", "a", "b", "windows"), copied, others, strict=True):
+        if not torch.equal(one.cpu(), other):
+            yield f"{name} of gdn_convolve"
 
 
 def _inputs(host: list[Tensor], dtype: torch.dtype, width: int, generator: torch.Generator) -> list[Tensor]:

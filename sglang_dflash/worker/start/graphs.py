@@ -1,4 +1,4 @@
-"""CUDA graphs, attention backends and the layout of kept states for every width of a step.
+"""CUDA graphs and attention backends for every width of a step.
 
 SGLang builds one of each and reads it from its runners' attributes; each step swaps in its own.
 """
@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,10 +113,7 @@ class WidthGraphs:
                 setattr(owner, name, value)
 
     def _build_width(self, width: int) -> None:
-        changes = self._changes[width] = []
-        pool = getattr(self.target.req_to_token_pool, "mamba_pool", None)
-        if pool is not None and pool.mamba_cache.intermediate_ssm is not None:
-            changes.append((pool, "mamba_cache", packed(pool.mamba_cache, width)))
+        self._changes[width] = []
         if not self._captured and not backends(self._runners) & WIDTH_OF_THE_SERVER:
             self._see_whole_window(width, self.target.attn_backend)
             return
@@ -210,19 +206,6 @@ def drafters_ranks(layout: Any) -> Iterator[None]:
         yield
 
 
-def packed(cache: Any, width: int) -> Any:
-    """Return SGLang's ``SpeculativeState`` with ``width`` positions per request, in the same memory.
-
-    ``intermediate_ssm`` ``[layers, rows, block, HV, V, K]`` becomes ``[layers, rows * block // width, width, HV, V,
-    K]``: FlashInfer's verify kernels write position t of request i to entry ``i * width + t``.
-    """
-    states = cache.intermediate_ssm
-    layers, rows, block = states.shape[:3]
-    rows = rows * block // width
-    view = states.flatten(0, 2)[: layers * rows * width].unflatten(0, (layers, rows, width))
-    return replace(cache, intermediate_ssm=view)
-
-
 def drafter_has_room(drafter: ModelRunner) -> bool:
     """Return whether the drafter's own graphs fit, the same on all ranks."""
     if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
@@ -258,11 +241,4 @@ def reason_for_full_width_only(target: ModelRunner, runners: Sequence[ModelRunne
         return "--enable-pdmux uses separate attention backends"
     if target.lora_manager is not None:
         return "LoRA's batch layout has one width"
-    pool: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
-    # every commit folds GDN's records into the state (states/replay.py)
-    if pool is not None and (pool.enable_linear_replayssm or getattr(pool, "replayssm_is_kda", False)):
-        return "ReplaySSM keeps a history in a ring of blocks"
-    linear: Any = getattr(target.attn_backend, "linear_attn_backend", None)
-    if getattr(linear, "accept_lens_pool", None) is not None:
-        return "the next block starts from a state in this block's scratch"
     return None

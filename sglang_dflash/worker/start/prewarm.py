@@ -1,4 +1,4 @@
-"""Run once at start-up what would otherwise first run under load: kernels outside CUDA graphs, and peak sampling.
+"""Run dummy steps and peak sampling at the start, so that no kernel is compiled and no memory is missed under load.
 
 A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
 that is 1 or a multiple of 16, a constexpr.
@@ -15,9 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.kernels.ops.activation.softcap import cast_to_float32_logits
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.layers.quantization.unquant import get_bf16_gemm_backend
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.allocation import assign_req_to_token_pool_func
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -32,7 +30,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import division
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.plan import ServingPlan
-from sglang_dflash.ops import penalize_block, repeat_rows, runs_kernels, seeded_tokens
+from sglang_dflash.ops import penalize_block, runs_kernels
 from sglang_dflash.step.state import DraftState
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
@@ -42,14 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Step = Callable[[int, int, int], None]  # runs a dummy step of a batch size, a width and a context
+Step = Callable[..., None]  # ``DFlashWorker.dummy_step``
 CONTEXT = 64  # tokens
-# with these a drafter's fc reaches every tile of SGLang's CuTe DSL product (sm_100)
-CONTEXT_TOKENS = 16, 32, 40, 64, 72, 128, 256, 512
 
 
-def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
-    """Return ``bs`` greedy requests of ``context`` tokens before a step.
+def dummy_batch(target: ModelRunner, bs: int, context: int, *, sampled: bool = False) -> ScheduleBatch:
+    """Return ``bs`` requests of ``context`` tokens before a step: greedy ones, or sampled with every filter.
 
     Before the first request, rows of the request pool point to slot 0, the padding slot.
     """
@@ -75,7 +71,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
         orig_seq_lens=lens.to(device),
         mamba_lazy_spec_track_positions_cpu=[0] * bs,  # no snapshot to write
         multimodal_inputs=[None] * bs,
-        sampling_info=dummy_sampling(target, bs, filtered=False),
+        sampling_info=dummy_sampling(target, bs, sampled=sampled),
     )
     if get_parallel().attn_dp_enabled:  # all ranks run the same batch
         batch.global_num_tokens = [bs] * (get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1)
@@ -85,21 +81,30 @@ def dummy_batch(target: ModelRunner, bs: int, context: int) -> ScheduleBatch:
     return batch
 
 
-def dummy_sampling(target: ModelRunner, rows: int, *, filtered: bool) -> SamplingBatchInfo:
+def dummy_sampling(target: ModelRunner, rows: int, *, sampled: bool = True, filtered: bool = True) -> SamplingBatchInfo:
     device, vocab = target.device, target.model_config.vocab_size
     return SamplingBatchInfo(
         temperatures=torch.ones(rows, 1, device=device),
         top_ps=torch.full((rows,), 0.95, device=device),
         top_ks=torch.full((rows,), vocab, dtype=torch.int32, device=device),
         min_ps=torch.full((rows,), 0.01, device=device),
-        is_all_greedy=not filtered,
-        is_any_greedy=not filtered,
-        need_top_p_sampling=filtered,
-        need_top_k_sampling=filtered,
-        need_min_p_sampling=filtered,
+        is_all_greedy=not sampled,
+        is_any_greedy=not sampled,
+        need_top_p_sampling=sampled and filtered,
+        need_top_k_sampling=sampled and filtered,
+        need_min_p_sampling=sampled and filtered,
         vocab_size=vocab,
         device=str(device),
     )
+
+
+def step_sizes(most: int) -> list[int]:
+    """Return the batch sizes whose steps compile all kernels of batches of 1 to ``most`` requests.
+
+    Triton compiles 1, multiples of 16 and other numbers separately, and the drafter's attention is compiled again above
+    32 requests and for each doubling from 512 on.
+    """
+    return sorted({size for size in (1, 2, 16, *(512 << k for k in range(8)), most) if size <= most})
 
 
 class FirstCalls:
@@ -119,8 +124,7 @@ class FirstCalls:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
         self._batch_sizes = sorted({min(1 << doublings, most) for doublings in range(most.bit_length() + 1)})
-        # elsewhere 1, multiples of 16 and others are compiled separately
-        self._step_sizes = self._batch_sizes if every_batch else [size for size in (1, 2, 16) if size <= most]
+        self._step_sizes = self._batch_sizes if every_batch else step_sizes(most)
 
     @timed("first calls")
     @torch.no_grad()
@@ -128,8 +132,9 @@ class FirstCalls:
         if not runs_kernels(self._table):
             return
         if isinstance(self._inject, Inject):
-            self._context_kv(self._inject)
-        self._choices()
+            self._write_context(self._inject)
+        sample(self._target, 1, logprobs=False, filtered=False)
+        self._penalize()
         if self._plan.role != "prefill":
             self._slots()
             # without and with a snapshot
@@ -140,24 +145,18 @@ class FirstCalls:
                     self._step(bs, width, context)
                 with at_width(width):
                     self._state_slots()
+            self._step(min(16, self._step_sizes[-1]), widths[-1], sampled=True)
         torch.get_device_module(self._table.device).synchronize()
 
-    def _context_kv(self, inject: Inject) -> None:
-        drafter, dtype, slots = self._plan.drafter, self._target.dtype, self._zeros(max(CONTEXT_TOKENS))
-        hidden = slots.new_zeros(len(slots), len(drafter.target_layer_ids) * drafter.hidden_size, dtype=dtype)
-        for tokens in CONTEXT_TOKENS if get_bf16_gemm_backend().is_cutedsl() else CONTEXT_TOKENS[:1]:
-            inject.write(hidden, None, slots[:tokens], slots[:tokens])
+    def _write_context(self, inject: Inject) -> None:
+        drafter, slots = self._plan.drafter, self._zeros(16)
+        hidden = slots.new_zeros(16, len(drafter.target_layer_ids) * drafter.hidden_size, dtype=self._target.dtype)
+        inject.write(hidden, None, slots, slots)
 
-    def _choices(self) -> None:
+    def _penalize(self) -> None:
         row, neutral = self._zeros(1), torch.tensor([[0.0, 0.0, 1.0]], device=self._table.device)
         logits = torch.zeros(1, 1, self._target.model_config.vocab_size, device=self._table.device)
         penalize_block(logits, row[:, None], logits[0].int(), row, neutral)
-        for rows in (logits[0], logits[0].repeat(16, 1)):
-            cast_to_float32_logits(rows.to(self._target.dtype), rows)
-        value = logits[0, :, 0]
-        for filters in (None, (row.int(), value, value)):
-            seeded_tokens(logits[0], value[:, None] + 1, filters, row, row)
-        repeat_rows(value[:, None], value, row.int(), value, row, width=1)
 
     def _slots(self) -> None:  # SGLang's slot reservation, once per pointer alignment
         for bs in self._batch_sizes:
@@ -212,10 +211,10 @@ def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResu
     return result
 
 
-def sample(target: ModelRunner, rows: int, *, logprobs: bool) -> None:
-    """Run the target's sampler over ``rows`` rows of zero logits, with every filter."""
+def sample(target: ModelRunner, rows: int, *, logprobs: bool, filtered: bool = True) -> None:
+    """Run the target's sampler over ``rows`` rows of zero logits, with every filter or with none."""
     vocab, device = target.model_config.vocab_size, target.device
-    info: Any = dummy_sampling(target, rows, filtered=True)
+    info: Any = dummy_sampling(target, rows, filtered=filtered)
     info.seeds = positions = torch.arange(rows, device=device)
     logits = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
     output = LogitsProcessorOutput(next_token_logits=logits)

@@ -2,7 +2,7 @@
 
 A server loads it when ``tests/plugin`` is on PYTHONPATH. ``SGLANG_DFLASH_TEST_PLUGIN`` names the modes, separated by
 commas: functions of ``probe``, ``changes``, ``overlap`` and ``policies``. ``SGLANG_DFLASH_TEST_FOLDER`` is the folder
-that they write to or read from. Under ``SGLANG_DFLASH_FORBID_SYNC`` the worker's guard watches CPU devices too.
+that they write to or read from. With ``SGLANG_DFLASH_TEST_STRICT`` a wait for the device inside a step raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLACES = {
 
 
 def register() -> None:
-    if os.environ.get("SGLANG_DFLASH_FORBID_SYNC"):
+    if os.environ.get("SGLANG_DFLASH_TEST_STRICT"):
         import_module("dflash_test_plugin.host_waits").install()
     asked = [*filter(None, os.environ.get("SGLANG_DFLASH_TEST_PLUGIN", "").split(","))]
     for mode in asked:

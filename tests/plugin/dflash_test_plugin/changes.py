@@ -161,11 +161,20 @@ def times() -> None:
 
 
 def copy_rule() -> None:
-    """``copy_rule.json``: the shortest match, and the edges of a margin up to which copies are taken, always."""
+    """``copy_rule.json``: the shortest match, and the margin below which copies are taken."""
     from sglang_dflash.features import copies
 
     rule = json.loads((FOLDER / "copy_rule.json").read_text())
-    copies.EDGES_FOR_COPIES, copies.MIN_MATCH, copies.MEMORY = rule["edges"], rule["least"], 1e9
+    copies.MIN_MATCH, copies.MARGIN = rule["least"], rule["margin"]
+
+
+def no_copies() -> None:
+    """An adaptive width whose server copies nothing."""
+
+    def leave_out(worker: Any) -> None:
+        worker.plan = dataclasses.replace(worker.plan, copies=False)
+
+    _hook("BEFORE", "sglang_dflash.worker.worker.DFlashWorker._build_features", leave_out)
 
 
 def draw_twice() -> None:

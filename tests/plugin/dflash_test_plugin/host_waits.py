@@ -1,6 +1,6 @@
-"""The no-sync guard on a CPU: warn, or raise, where a GPU would make the host wait for the device.
+"""Raise inside a decode step where a GPU would make the host wait for the device.
 
-PyTorch's sync debug mode sees waits on CUDA only. On a CPU such a call costs nothing, so two modes watch for it here:
+On CUDA PyTorch's sync debug mode does. On a CPU such a call costs nothing, so two modes watch for it here:
 reading a value back (``.item()``, ``.tolist()``, ``if tensor:``, ``torch.equal``), and a shape that depends on values
 (``nonzero``, ``unique``, a boolean mask as an index).
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import pkgutil
-import warnings
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -31,31 +30,43 @@ class HostSync(RuntimeError):
     """A step would have waited for the device."""
 
 
-class HostSyncWarning(RuntimeWarning):
-    """A step waited for the device."""
-
-
-# SGLang's functions that wait inside a step; ``worker/debug.py`` says when.
+# SGLang's functions that wait inside a step: the first one for a hybrid target, one step after a request ends; the
+# others without CUDA graphs, or for a drafter with sliding layers through FlashInfer.
 EXCUSED = (
     "sglang.srt.speculative.spec_utils.set_mamba_track_indices_from_reqs",
     "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterPrefill.call_begin_forward",
     "sglang.srt.layers.attention.flashinfer_backend.FlashInferIndicesUpdaterDecode.call_begin_forward",
 )
+STEP = "sglang_dflash.worker.worker.DFlashWorker._decode"
 
 
 def install() -> None:
-    """Make the worker's guard watch CPU devices too, and let SGLang's own functions wait."""
-    from sglang_dflash.worker import debug
+    """Make a wait inside a decode step of our worker raise, but not inside SGLang's own functions."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    debug.MODES["cpu"] = debug_mode
-    debug.MODES.update({kind: partial(_watch_ours, mode) for kind, mode in debug.MODES.items()})
+    HookRegistry.register(STEP, watched, HookType.AROUND)
 
 
-def _watch_ours(debug_mode: Callable[[str], Any], mode: str) -> Any:
+def watched(decode: Callable[..., Any], worker: Any, batch: Any, *others: Any) -> Any:
+    device = torch.device(batch.device).type
+    guard = cuda_debug_mode if device == "cuda" else debug_mode
     for path in EXCUSED:
         owner_path, _, attribute = path.rpartition(".")
-        excuse(pkgutil.resolve_name(owner_path), attribute, debug_mode)
-    return debug_mode(mode)
+        excuse(pkgutil.resolve_name(owner_path), attribute, guard)
+    # grammars and custom processors run on the host, which waits for the drafts
+    waits = batch.has_grammar or batch.sampling_info.has_custom_logit_processor
+    with contextlib.nullcontext() if waits else guard("error"):
+        return decode(worker, batch, *others)
+
+
+@contextlib.contextmanager
+def cuda_debug_mode(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def excuse(owner: Any, attribute: str, debug_mode: Callable[[str], Any]) -> None:
@@ -78,11 +89,10 @@ _suspended = False
 
 @contextlib.contextmanager
 def debug_mode(mode: str) -> Iterator[None]:
-    """Raise (mode "error") or warn ("warn") at a wait; "default" suspends both."""
+    """Raise at a wait (mode "error"), or not ("default")."""
     global _suspended
     before, _suspended = _suspended, mode == "default"
-    report = _raise if mode == "error" else _warn
-    watched = [_WatchMethods(report), _WatchOps(report)] if not _suspended else []
+    watched = [_WatchMethods(), _WatchOps()] if not _suspended else []
     try:
         with contextlib.ExitStack() as stack:
             for watch in watched:
@@ -92,22 +102,10 @@ def debug_mode(mode: str) -> Iterator[None]:
         _suspended = before
 
 
-def _raise(text: str) -> None:
-    raise HostSync(text)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, HostSyncWarning, stacklevel=1)  # once per text: the step's own line is not known here
-
-
 class _WatchMethods(TorchFunctionMode):
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.tolist and not _suspended:  # on a CPU it runs no operator that a mode could see
-            self._report("tolist reads a tensor back to the host inside a step")
+            raise HostSync("tolist reads a tensor back to the host inside a step")
         return func(*args, **(kwargs or {}))
 
 
@@ -125,13 +123,9 @@ class EachOperator(TorchDispatchMode):
 
 
 class _WatchOps(EachOperator):
-    def __init__(self, report: Callable[[str], None]) -> None:
-        super().__init__()
-        self._report = report
-
     def operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not _suspended and waits(func, args, kwargs):
-            self._report(f"{func._schema.name} makes the host wait inside a step")
+            raise HostSync(f"{func._schema.name} makes the host wait inside a step")
         return func(*args, **kwargs)
 
 

@@ -18,7 +18,7 @@ class RandomWidth(WidthPolicy):
         super().__init__(*widths)
         self._random = Random(seed)
 
-    def width(self, batch_size: int, context: int = 0, matches: Sequence[int] = ()) -> int:
+    def width(self, batch_size: int, matches: Sequence[int] = ()) -> int:
         return self._random.choice(self.widths)
 
     def fingerprint(self) -> int:

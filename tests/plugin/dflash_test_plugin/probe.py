@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from torch import Tensor
 
 FOLDER = Path(os.environ.get("SGLANG_DFLASH_TEST_FOLDER", "."))
 COMMIT = "sglang_dflash.states.commit.RecurrentCommit.advance"
@@ -183,6 +184,47 @@ def pools() -> None:
         return result
 
     _hook("AFTER", "sglang.srt.managers.scheduler.Scheduler.get_internal_state", count_lost)
+
+
+def memory() -> None:
+    """Add ``memory_bytes`` of our worker to ``/server_info``: what each pool allocated."""
+
+    def size(tensors: Iterable[Tensor]) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def of_kv(pool: Any) -> int:
+        found = pool.get_kv_size_bytes()  # of K and V, or one number of latent K/V (MLA)
+        return int(sum(found) if isinstance(found, tuple) else found)  # a numpy integer is not JSON
+
+    def of_states(requests: Any) -> tuple[int, int]:
+        pool = getattr(requests, "mamba_pool", None)
+        if pool is None:
+            return 0, 0
+        cache = pool.mamba_cache
+        found, whole = size([*cache.conv, cache.temporal]), int(cache.mem_usage_bytes())
+        # Convolution windows overlap in storage, so their view is larger than the allocation.
+        windows = getattr(cache, "intermediate_conv_window", [])
+        allocated = getattr(pool, "_intermediate_conv_window_phys", None) or windows
+        return found, whole - found - size(windows) + size(allocated)
+
+    def add(info: dict[str, Any], worker: Any) -> dict[str, Any]:
+        target, drafter = worker._target, worker.drafter
+        pool, (found, scratch) = target.token_to_kv_pool, of_states(target.req_to_token_pool)
+        sliding = of_kv(pool.swa_kv_pool) if hasattr(pool, "swa_kv_pool") else 0
+        histories = [copies.history for copies in worker._features if hasattr(copies, "history")]
+        sizes = {
+            "target_weights": size(target.model.parameters()),
+            "drafter_weights": 0 if drafter is None else size(drafter.model.parameters()),
+            "target_kv": of_kv(pool) - sliding,
+            "sliding_kv": sliding,
+            "draft_kv": 0 if drafter is None else of_kv(drafter.token_to_kv_pool),
+            "states": found,
+            "scratch": scratch,
+            "history": size(histories),
+        }
+        return {**info, "memory_bytes": sizes}
+
+    _hook("AFTER", "sglang_dflash.worker.worker.DFlashWorker.server_info", add)
 
 
 def tails() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sglang_dflash.launch.plan import Decision
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
 
 Exclude = Callable[..., Any]  # calls a function without counting its time
@@ -58,8 +59,8 @@ def install(exclude: Exclude) -> None:
             backend.init_forward_metadata = _excluded(exclude, backend.init_forward_metadata)
     if os.environ.get(ONE_FORWARD_SWITCH) == "1":  # the plan has it only with the drafter's attention of a GPU
         module: Any = worker
-        read = module.read_record
-        module.read_record = lambda arguments: replace(read(arguments), one_forward=True)
+        read = module.decision_of
+        module.decision_of = lambda arguments: Decision(replace(read(arguments).plan, one_forward=True))
 
 
 def _past_the_device(capture: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
