@@ -147,7 +147,7 @@ def _indices(launch: Launch, plan: ServingPlan) -> int:
     settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
     asked = settings.decode_attention_backend or settings.attention_backend
     target = each.get(asked or default_backend(launch.text, launch.device), 0)
-    return plan.block * target + plan.drafted * each.get(str(launch.draft_backend), 0) * plan.drafts
+    return plan.block * target + plan.drafted * plan.has_drafter * each.get(str(launch.draft_backend), 0)
 
 
 def _sliding_cap(launch: Launch, window: int) -> int | None:

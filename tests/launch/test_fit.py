@@ -267,4 +267,4 @@ def test_a_ring_holds_every_slot_until_the_prefix_is_cached(
 def test_check_counts_the_indices_of_cuda_graphs(gpu: str, flags: tuple[str, ...], each: int) -> None:
     """Bytes per request and token of the context: positions, times an index and FlashInfer's mask."""
     memory = checked("Qwen3.5-4B", *flags, on=GPUS[gpu]).memory
-    assert memory is not None and memory.served.sizing.indices == each * CONTEXT
+    assert memory is not None and memory.sizing.indices == each * CONTEXT
