@@ -24,13 +24,13 @@ def why_not_replayed(launch: Launch) -> str | None:
     """
     settings = launch.settings
     backend, ragged = settings.decode_backend, settings.variable(_RAGGED_VERIFY)
-    prefills = settings.disaggregation_mode == "prefill"
+    if settings.disaggregation_mode == "prefill":  # it verifies nothing, unless it becomes a decoding server
+        switches = settings.enable_pd_role_switch
+        return "a prefill server with --enable-pd-role-switch allocates no records" if switches else None
     return first_true({
         f"the linear-attention backend is {backend}": backend not in _REPLAYING_BACKENDS,
         "--enable-linear-replayssm keeps separate records": settings.enable_linear_replayssm,
         "--enable-unified-memory allocates no records": settings.enable_unified_memory,
-        "a prefill server with --enable-pd-role-switch allocates no records": prefills
-        and settings.enable_pd_role_switch,
         f"{_RAGGED_VERIFY}={ragged}": ragged not in ("", "static"),
     })  # fmt: skip
 

@@ -32,7 +32,7 @@ def test_an_absent_server_is_one_message() -> None:
 @pytest.mark.parametrize(
     ("info", "status", "named"),
     [
-        (INFO | {"speculative_algorithm": None}, 200, "no speculation"),
+        (INFO | {"speculative_algorithm": None}, 200, "speculative algorithm is unset"),
         (INFO | {"speculative_algorithm": "EAGLE3"}, 200, "EAGLE3"),
         (INFO | {"skip_tokenizer_init": True}, 200, "--skip-tokenizer-init"),
         (INFO | {"speculative_draft_model_path": None}, 200, "no drafter to judge"),

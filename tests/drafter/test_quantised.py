@@ -79,7 +79,7 @@ def on_an_h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ranks = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), 1)
     # Resolving arguments would load the CPU platform's plugins, which replace SGLang's kernels in this process.
     with (
-        patch("sglang_dflash_cpu.platform.load_plugins", lambda: None),
+        patch("sglang.srt.plugins.load_plugins", lambda: None),
         get_context().override_server_args(**spec),
         get_parallel().override(**ranks),
     ):

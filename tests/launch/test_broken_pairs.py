@@ -36,7 +36,7 @@ COPIES_ALONE = {
     ("--speculative-num-draft-tokens", "16"): None,
     ("--speculative-draft-window-size", "64"): "without --speculative-draft-model-path",
     ("--disaggregation-mode", "prefill"): "prefill without a drafter",
-    LOSSY: "there is no drafter",
+    LOSSY: "needs a drafter",
 }
 
 

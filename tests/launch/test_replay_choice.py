@@ -94,8 +94,10 @@ def test_sglangs_worker_serves_recurrent_states_of_another_kind() -> None:
     assert found.level == "builtin" and "not those of gated delta nets" in found.value
 
 
-@pytest.mark.parametrize("flags", [(), ("--disaggregation-mode", "prefill")])
+@pytest.mark.parametrize("flags", [(), ("--disaggregation-mode", "prefill", "--linear-attn-backend", "cutedsl")])
 def test_a_target_without_recurrent_states_and_a_prefill_server_replay_nothing(flags: tuple[str, ...]) -> None:
+    given = Launch.of(parse([*NAMED[1:], *flags], **card_pair(NAMED[0]))[0], GPUS["h200"])
+    assert decision(replace(given, sglangs_hybrid=bool(flags))).level == "ok"
     plan = planned(*NAMED, *flags, hybrid=bool(flags))
     assert (plan.replay, plan.records, plan.state_dtype) == (False, 0, None)
 
