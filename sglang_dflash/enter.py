@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import old_flags, told
-from sglang_dflash.launch.asked import OUR_BACKEND
+from sglang_dflash.launch import old_flags, resolution
+from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
 from sglang_dflash.model import capture, configuration
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.launch import HookRegistry, get_parallel
+from sglang_dflash.upstream.names import HookRegistry, get_parallel
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dflash.upstream.launch import ServerArgs
+    from sglang_dflash.upstream.names import ServerArgs
 
 
 def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___: Any) -> None:
@@ -48,7 +48,7 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
             enter_scheduler(decided.plan)
             return our_worker()
         if decided.reason is None:
-            told.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
+            resolution.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
 
 
@@ -138,7 +138,7 @@ def our_worker() -> type:
 
     check_version()
     hooks.check()
-    told.accept_our_backend()
+    resolution.accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     # the registry imports all of SGLang's models (3 s)
     ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))

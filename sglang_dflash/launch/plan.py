@@ -10,9 +10,9 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.errors import Finding, note, ok
-from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
+from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
 from sglang_dflash.launch.widths import WidthConfig
@@ -123,7 +123,7 @@ class ServingPlan:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
-        from sglang_dflash.upstream.launch import load_plugins
+        from sglang_dflash.upstream.names import load_plugins
 
         load_plugins()
         self.__dict__.update(state)

@@ -22,7 +22,7 @@ from tools.gpu.trace import per_step
 
 
 def test_the_published_page_is_that_of_its_rows() -> None:
-    folder = site.ROOT / "docs/results/gpu"
+    folder = site.ROOT / "docs/internals/gpu"
     found = rows.read(folder)
     assert rows.page(found) == folder.with_suffix(".md").read_text()
     lines = rows.step_lines([row for row in found if row["what"] == "steps"])

@@ -13,9 +13,9 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import Finding
-from sglang_dflash.launch.asked import DRAFT_BACKENDS, OUR_BACKEND, Launch
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import UNKNOWN_GPU, Device
+from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND, Launch
 from sglang_dflash.launch.plan import decide
 from sglang_dflash.launch.rules import EARLY
 from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH, Settings

@@ -15,7 +15,7 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.rules import EARLY, LATE
 from sglang_dflash.launch.settings import Settings
@@ -103,7 +103,7 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     from sglang_dflash import enter
     from sglang_dflash.drafter import checkpoint as reading
     from sglang_dflash.features.payoff import known_causes
-    from sglang_dflash.launch import told as launch
+    from sglang_dflash.launch import resolution as launch
     from sglang_dflash.launch.plan import decision_of
 
     for name, value in {

@@ -16,10 +16,10 @@ import sglang.srt.models
 
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.choice import LOCAL_EMBEDDING, SKIP_GATHER
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.settings import SWITCH
+from sglang_dflash.launch.which_worker import LOCAL_EMBEDDING, SKIP_GATHER
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.test_which_worker_serves import builtin_reason
 from tests.support.checkpoints import copy_of

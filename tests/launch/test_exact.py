@@ -10,9 +10,9 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import Report
 from sglang_dflash.errors import Finding
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.exact import reasons_against_exact
+from sglang_dflash.launch.launch import Launch
 from tests.support.configs import card_pair, checked
 
 FLAG, TRITON = "--enable-deterministic-inference", ("--attention-backend", "triton")

@@ -23,8 +23,8 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token

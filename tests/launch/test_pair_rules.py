@@ -11,7 +11,7 @@ import pytest
 
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.rules import judge
 from sglang_dflash_lab.pairs import target_path
 from tests.support.configs import (

@@ -10,8 +10,8 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError, Finding, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.rules import LATE, judge

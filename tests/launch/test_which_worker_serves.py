@@ -20,13 +20,13 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.launch import told as hooks_launch
-from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.choice import LEFT
+from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import Decision, decision_of
 from sglang_dflash.launch.rules import judge
 from sglang_dflash.launch.settings import OURS, SWITCH
+from sglang_dflash.launch.which_worker import LEFT
 from sglang_dflash.upstream import write_record
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
@@ -153,9 +153,9 @@ def launch(
     args = SimpleNamespace(**vars(settings().arguments))
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
-    monkeypatch.setattr("sglang_dflash.launch.told.this_device", lambda _: gpu)
+    monkeypatch.setattr("sglang_dflash.launch.resolution.this_device", lambda _: gpu)
     for name in ("refuse_without_accelerator", "check_sglang"):
-        monkeypatch.setattr(f"sglang_dflash.launch.told.{name}", lambda: None)
+        monkeypatch.setattr(f"sglang_dflash.launch.resolution.{name}", lambda: None)
     logged = list[str]()
     monkeypatch.setattr(hooks_launch.logger, "warning", lambda text, *values: logged.append(text % values))
     monkeypatch.delenv(SWITCH, raising=False)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from sglang_dflash.launch.asked import OUR_BACKEND
+from sglang_dflash.launch.launch import OUR_BACKEND
 from tests.rehearsal import flash, flashinfer_kernels, interpreter
 
 ATTENTION, DRAFT_ATTENTION = "REHEARSE_ATTENTION", "REHEARSE_DRAFT_ATTENTION"

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from sglang_dflash.upstream.launch import (
+from sglang_dflash.upstream.names import (
     HookRegistry,
     HookType,
     declare_resolution,

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.platforms.interface import PlatformCapabilities
 
-from sglang_dflash.launch.asked import DRAFT_BACKENDS, OUR_BACKEND
+from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
 from tests.rehearsal import backends
 

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from sglang_dflash.states import reference, replay, verify
 from sglang_dflash.states.convolution import gdn_convolve
-from sglang_dflash.states.kernels import gdn_verify
 from sglang_dflash.states.reference import Convolved
 from sglang_dflash.states.replay import windows_by_token
 from tests.support.gdn_replay import decode_with_triton
@@ -173,7 +172,7 @@ def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> di
     """Outputs of a layer's verify, z and windows: with our hook, or by SGLang's backend, which stores states."""
     monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
     monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
-    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
+    monkeypatch.setattr(replay, "gdn_verify", reference.gdn_verify)
     windows, generator = layer.memory(), torch.Generator().manual_seed(1)
     rings = ((layer.HV, BLOCK, layer.V), (H, BLOCK, K), (layer.HV, BLOCK))
     names = ("d", "k", "g", "rawv", "rawk")

@@ -23,8 +23,8 @@ from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_s
 from sglang.srt.speculative.spec_utils import draft_pp_context, draft_tp_context
 from sglang.srt.utils.common import get_available_gpu_memory
 
-from sglang_dflash.launch.asked import OUR_BACKEND
 from sglang_dflash.launch.division import FLOOR
+from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:
