@@ -101,6 +101,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     from sglang_dflash.features.updates import writes
     from sglang_dflash.states import replay, verify
     from sglang_dflash.step import state
+    from sglang_dflash.worker.start import graphs
 
     tables = {
         requests.HOOKS: True,
@@ -108,6 +109,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         state.HOOKS: True,
+        graphs.HOOKS: True,
         writes.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         attention.HOOKS: plan.verify_attention,
