@@ -1,9 +1,8 @@
-"""Documents are true: links, names, flags, commands, transcripts, figures and versions are those of the code."""
+"""Documents are true: links, names, flags, commands, generated tables and versions are those of the code."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import runpy
 import shlex
@@ -13,7 +12,6 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -25,16 +23,12 @@ from sglang_dflash.causes import FIXES
 from sglang_dflash.check.cli import COMMANDS, app, loaded
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
-from sglang_dflash.check.report import TITLE
-from sglang_dflash.launch.division import size
 from sglang_dflash.launch.old_flags import RENAMED
 from sglang_dflash.launch.published import drafter_of, parsers_of
 from sglang_dflash.launch.settings import flag_of
 from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG
-from tests.house import cards
-from tests.house.cards import PAIRS, TABLES, Row, row_of, served
-from tests.support.cards import FOLDER as CARDS
+from tests.house.cards import TABLES, row_of, served
 
 ROOT = Path(__file__).parents[2]
 README, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/compatibility.md"
@@ -48,7 +42,6 @@ PAGES = [README, *GUIDES, *RESULTS, *OTHERS, ROOT / "lab/README.md", ROOT / "cpu
 TEXT = {page: page.read_text() for page in PAGES}
 TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])(?: [KMG]iB)?")
 
 
 def each(pages: list[Path]) -> pytest.MarkDecorator:
@@ -207,20 +200,6 @@ def test_a_module_that_a_page_runs_prints_its_help_and_does_nothing_else(
 
 # Predictions of `check`, with configurations of tests/fixtures in place of a pair's hub names
 
-FILES = {row.target.rpartition("/")[2]: row.files for row in reversed(PAIRS)}
-
-
-def pair(name: str) -> list[str]:
-    return list(FILES.get(name) or (str(CARDS / name / part) for part in ("target", "drafter")))
-
-
-def printed(name: str, *flags: str) -> str:
-    return cards.printed(*pair(name), *flags)
-
-
-def check(name: str, *flags: str) -> Any:
-    return json.loads(printed(name, "--json", *flags))
-
 
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
 def test_the_tables_of_pairs_and_cards_are_what_check_predicts(page: Path) -> None:
@@ -242,12 +221,6 @@ def test_what_ran_on_a_gpu_is_said_by_the_readme_alone() -> None:
         page.name for page in RESULTS if re.search(r"(?i)never executed on|nothing on this page has run", TEXT[page])
     ]
     assert not never
-
-
-def test_coder_next_needs_two_h200() -> None:
-    assert "`Qwen3-Coder-Next` needs two H200 (48 requests)" in TEXT[README]
-    row = Row("", "", tuple(pair("Qwen3-Coder-Next")))
-    assert served(row, "--gpu", "h200")[1] == 0 and served(row, "--gpu", "h200", "--tp-size", "2")[1] == 48
 
 
 def test_the_readmes_servers_are_those_that_check_proposes() -> None:
