@@ -13,7 +13,7 @@ from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
 from sglang_dflash.model import capture, configuration
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.names import HookRegistry, get_parallel
+from sglang_dflash.upstream.names import HookRegistry
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -43,7 +43,9 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
-        compare_nodes(decided := decision_of(server_args))
+        decided = decision_of(server_args)
+        if server_args.nnodes > 1:
+            compare_nodes(decided)
         if decided.plan is not None:
             enter_scheduler(decided.plan)
             return our_worker()
@@ -54,8 +56,6 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
 
 def compare_nodes(decided: Decision) -> None:
     """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
-    if get_parallel().nnodes == 1:
-        return
     from sglang.srt.distributed.parallel_state import get_world_group
 
     mine = {"version": __version__, "SGLang's worker": decided.reason}
