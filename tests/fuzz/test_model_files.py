@@ -106,6 +106,12 @@ FOUND: list[tuple[str, bytes]] = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """A rule imports SGLang when it is first read; the memory of that is not a file's."""
+    check(CONFIGURATIONS, launch_of(DRAFTER, dtype="bfloat16"))
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A drafter next to its target, and files elsewhere that must not be read."""
