@@ -224,10 +224,6 @@ def test_what_cannot_be_read_is_titled_by_the_model() -> None:
     assert "x drafter: " in absent and "z-lab/absent" in absent
 
 
-def test_old_variables_are_explained() -> None:
-    assert "SGLANG_ENABLE_SPEC_V2=1 has no effect" in run(*CARD, "--gpu", "h200", SGLANG_ENABLE_SPEC_V2="1").stdout
-
-
 def test_help_and_a_misspelt_command_import_neither_torch_nor_sglang() -> None:
     code = "import sys; from sglang_dflash.check.cli import app\ntry: app({})\nexcept SystemExit: pass\n"
     code += "print({{'torch', 'sglang', 'transformers', 'httpx'}} & sys.modules.keys())"
@@ -252,7 +248,6 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     ("flags", "changes", "switch", "on_gpu", "part"),
     [
         ((), {}, "builtin", "warn", "SGLANG_DFLASH=builtin"),
-        ((), {}, "on", "error", "SGLANG_DFLASH='on'"),
         ((), {"drafter": {"dflash_config": DOMINO}}, "", "warn", "head domino"),
         (
             (),
@@ -262,10 +257,6 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
             "head domino",
         ),
         (("--enable-watermark",), {}, "", "warn", "--enable-watermark"),
-        (("--attn-cp-size", "2"), {}, "", "warn", "context parallelism"),
-        (("--speculative-accept-threshold-acc", "0.9"), {}, "", "warn", "not lossless"),
-        (("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention"), {}, "", "error", "DP attention over 2 groups"),
-        (("--attn-dp-size", "2", "--tp-size", "2"), {}, "", "error", "DP attention over 2 groups"),
         (("--enable-nvidia-megakernel",), {}, "", "error", "--enable-nvidia-megakernel"),
     ],
 )
@@ -280,10 +271,3 @@ def test_the_worker_is_a_launchs(
         last = [each for each in found.findings if each.level == level][-1]
         assert part in last.value and found.plan is None and not last.estimated
         assert found.exit_code == {"warn": 1, "error": 2}[level], found.findings
-
-
-@pytest.mark.parametrize("flag", ["--speculative-use-rejection-sampling", "--speculative-use-block-verification"])
-def test_flags_of_sampled_acceptance_have_no_effect(flag: str) -> None:
-    with_flag, without = (run(*CARD, "--gpu", "h200", *flags).stdout for flags in ([flag], []))
-    assert f"{flag} has no effect: each committed token is the target's own draw" in " ".join(with_flag.split())
-    assert "has no effect" not in without
