@@ -19,7 +19,7 @@ STAMP := $(VENV)/.setup-$(shell cat requirements/*.txt pyproject.toml */pyprojec
 # OpenMP workers spin while they wait: two pools on two cores slow each other down by orders of magnitude.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo picture demo-real test test-engine test-slow test-tools test-pd test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit quality bench dist clean
+.PHONY: setup demo picture demo-real test test-engine test-slow test-tools test-pd test-sglang test-real rehearse test-matrix mutants soak fuzz drift test-gpu wheelhouse gpu test-kit proof quality bench dist clean
 setup: $(STAMP)
 
 $(STAMP): requirements/cpu.txt pyproject.toml cpu_platform/pyproject.toml lab/pyproject.toml
@@ -53,7 +53,7 @@ test-engine: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal kit bench/test_other_tools.py bench/test_clients.py,--ignore tests/$(own)) $(or $(TESTS),tests)
 
-# Other people's load and evaluation tools, each in an environment of its own (lab/README.md#other-peoples-tools).
+# Other people's load and evaluation tools, each in an environment of its own (docs/benchmark.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
 
 .cache/tools/%/.installed: requirements/tools/%.txt
@@ -147,10 +147,10 @@ $(NVCC)/.installed: | setup
 	$(PIP) --quiet --no-deps --target $(@D) $(CUDA_WHEELS)
 	touch $@
 
-# Half a minute per compiled module at first; finished ones are kept.
+# Half a minute per compiled module at first; finished ones are kept. FA3=1: FA3's library instead, in pieces.
 wheelhouse: setup $(NVCC)/.installed
-	$(BIN)/python tools/prebuild.py $(NVCC) .cache/modules
-	$(BIN)/python tools/wheelhouse.py
+	$(if $(FA3),,$(BIN)/python tools/prebuild.py $(NVCC) .cache/modules)
+	$(BIN)/python tools/wheelhouse.py $(if $(FA3),--fa3)
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:
@@ -168,6 +168,10 @@ $(IMAGE)/.installed: requirements/gpu-image.txt
 # The kit's call on this CPU, then its start with those packages.
 test-kit: wheelhouse $(IMAGE)/.installed
 	$(BIN)/pytest -q -m slow tests/kit
+
+# Every run of this file that tests, one at a time; what passed with the same files is not repeated. NAMES: beginnings.
+proof: setup
+	$(BIN)/python -m tools.proof $(NAMES)
 
 quality: setup
 	$(BIN)/ruff check .

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash import __version__
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import old_flags, told
-from sglang_dflash.launch.asked import OUR_BACKEND
+from sglang_dflash.launch import old_flags, resolution
+from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
 from sglang_dflash.model import capture, configuration
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.launch import HookRegistry, get_parallel
+from sglang_dflash.upstream.names import HookRegistry
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_dflash.upstream.launch import ServerArgs
+    from sglang_dflash.upstream.names import ServerArgs
 
 
 def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___: Any) -> None:
@@ -43,19 +43,19 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
 def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
-        compare_nodes(decided := decision_of(server_args))
+        decided = decision_of(server_args)
+        if server_args.nnodes > 1:
+            compare_nodes(decided)
         if decided.plan is not None:
             enter_scheduler(decided.plan)
             return our_worker()
         if decided.reason is None:
-            told.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
+            resolution.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
 
 
 def compare_nodes(decided: Decision) -> None:
     """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
-    if get_parallel().nnodes == 1:
-        return
     from sglang.srt.distributed.parallel_state import get_world_group
 
     mine = {"version": __version__, "SGLang's worker": decided.reason}
@@ -101,6 +101,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     from sglang_dflash.features.updates import writes
     from sglang_dflash.states import replay, verify
     from sglang_dflash.step import state
+    from sglang_dflash.worker.start import graphs
 
     tables = {
         requests.HOOKS: True,
@@ -108,6 +109,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         state.HOOKS: True,
+        graphs.HOOKS: True,
         writes.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         attention.HOOKS: plan.verify_attention,
@@ -136,7 +138,7 @@ def our_worker() -> type:
 
     check_version()
     hooks.check()
-    told.accept_our_backend()
+    resolution.accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     # the registry imports all of SGLang's models (3 s)
     ModelRegistry.models.update(dict.fromkeys(ARCHITECTURES, DFlashDraftModel))

@@ -50,20 +50,20 @@ def register() -> None:
 
 def is_registered() -> bool:
     """Return whether SGLang uses this package's DFLASH worker in this process."""
-    from sglang_dflash.upstream.launch import HookRegistry
+    from sglang_dflash.upstream.names import HookRegistry
 
     return any(hook.__module__ == "sglang_dflash.enter" for _, hook, _ in HookRegistry._hooks.get(CREATE_WORKER, ()))
 
 
 def _register_hooks() -> None:
     from sglang_dflash import enter
-    from sglang_dflash.launch import told
+    from sglang_dflash.launch import resolution
     from sglang_dflash.upstream import hooks
-    from sglang_dflash.upstream.launch import register_resolution_hook
+    from sglang_dflash.upstream.names import register_resolution_hook
 
     hooks.register(enter.HOOKS)
-    register_resolution_hook("handle_model_source_paths")(told.after_model_paths)
-    register_resolution_hook("handle_speculative_decoding")(told.around_speculation)
+    register_resolution_hook("handle_model_source_paths")(resolution.after_model_paths)
+    register_resolution_hook("handle_speculative_decoding")(resolution.around_speculation)
 
 
 def _refuse_dflash(error: Exception) -> None:

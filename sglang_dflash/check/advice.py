@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang_dflash.check.memory import SMALL_CHUNK, highest_fraction, predict, prefill_chunk, static_fraction
 from sglang_dflash.check.pools import Pools
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import STATE_SHARE, TOKENS_PER_REQUEST
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import decide
 from sglang_dflash.launch.settings import SLOTS, flag_of
 

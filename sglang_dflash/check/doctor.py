@@ -11,10 +11,10 @@ from typing import Any
 from sglang_dflash import __path__, __version__, upstream
 from sglang_dflash.check.machine import find_gpu
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.choice import ON_ROCM
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.settings import SWITCH, Settings
+from sglang_dflash.launch.which_worker import ON_ROCM
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
 # by common name
@@ -26,7 +26,7 @@ PARTS = {
     "sgl-kernel": "sglang-kernel",
 }
 TESTED = {"SGLang": (TESTED_SGLANG,), "torch": ("2.13.0", "2.14.1"), "Triton": ("3.8.0",)}  # on CPUs
-ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/results/gpu.md
+ON_A_GPU = {"torch": "2.11.0", "Triton": "3.6.0", "CUDA": "13.0", "device": "NVIDIA H200"}  # docs/internals/gpu.md
 
 
 class Builtin(DFlashError):
@@ -105,15 +105,15 @@ def _serving_device() -> tuple[Device, list[str]]:
         raise Builtin(f"{SWITCH}=builtin selects SGLang's own worker", remedy=f"unset {SWITCH}")
     warnings.simplefilter("ignore")  # absent accelerators
     try:
-        from sglang_dflash.upstream.launch import load_plugins
+        from sglang_dflash.upstream.names import load_plugins
 
         load_plugins()
-        from sglang_dflash.launch import told
+        from sglang_dflash.launch import resolution
         from sglang_dflash.plugin import is_registered
         from sglang_dflash.upstream.hooks import installed
 
-        told.refuse_without_accelerator()
-        device = CPU if told.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
+        resolution.refuse_without_accelerator()
+        device = CPU if resolution.on_our_cpu_platform() else find_gpu() or UNKNOWN_GPU
     except (ImportError, OSError, RuntimeError) as error:
         raise DFlashError(
             f"SGLang {installed_version()} cannot be imported ({type(error).__name__}: {error})",
@@ -126,7 +126,7 @@ def _serving_device() -> tuple[Device, list[str]]:
         )
     if device.is_rocm:
         raise Builtin(ON_ROCM, remedy="none needed: SGLang's own worker serves DFLASH here")
-    told.check_sglang()
+    resolution.check_sglang()
     return device, installed()
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import NoReturn
 
 from sglang_dflash.errors import DFlashError, Finding, note
-from sglang_dflash.launch.asked import OUR_BACKEND
+from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.settings import Settings, flag_of
 from sglang_dflash.upstream import TESTED_SGLANG, check_version
@@ -35,7 +35,7 @@ class _Parser(ArgumentParser):
 def sglang_parser() -> ArgumentParser:
     """Return SGLang's parser with our CPU platform's attention backend; DFlashError for an untested SGLang."""
     check_version()
-    from sglang_dflash.upstream.launch import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
+    from sglang_dflash.upstream.names import DRAFT_ATTENTION_BACKEND_CHOICES, ServerArgs
 
     parser = _Parser(prog="sglang-dflash check", add_help=False)
     ServerArgs.add_cli_args(parser)

@@ -12,9 +12,9 @@ from sglang_dflash.check.advice import Advice, more_requests
 from sglang_dflash.check.memory import check_fraction, is_weighed, predict, static_fraction, uncounted, unknown_size
 from sglang_dflash.check.pools import Pools
 from sglang_dflash.errors import DFlashError, Finding, error, ok, warn
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST, size
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import ITS_DRAFTER
 from sglang_dflash.launch.plan import ServingPlan, decide
 from sglang_dflash.launch.published import card_of_target
@@ -154,6 +154,8 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
             yield pool.replace("_", " "), f"{size(number * each):10} ({per_unit})" if number > 1 else per_unit
     if pools.tokens:
         yield "sum", size(sum(pools.bytes.values()))
+    if pools.running and (each := pools.sizing.indices):
+        yield "indices of CUDA graphs, beside it", f"{size(pools.running * each):10} ({size(each)} per request)"
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIN_MATCH = 4  # shortest match that is copied
 MAX_MATCH = 16  # longest match that is distinguished
-MARGIN = 4.0  # logit lead from which on a draft is kept (docs/results/copies.md)
+MARGIN = 4.0  # logit lead from which on a draft is kept (docs/measured.md#thresholds)
 
 
 class Copies(Feature):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_dflash.launch.plan import decision_of
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.launch import get_spec
+from sglang_dflash.upstream.names import get_spec
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler

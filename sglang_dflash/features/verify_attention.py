@@ -11,7 +11,7 @@ from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_dflash.launch.asked import is_tile
+from sglang_dflash.launch.launch import is_tile
 from sglang_dflash.model.backend import attend_block
 from sglang_dflash.upstream.hooks import Hooks
 

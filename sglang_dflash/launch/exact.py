@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, ok, warn
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, EXACT_SWITCH
 from sglang_dflash.launch.states import CONV_DTYPE, replays
 

@@ -10,9 +10,9 @@ from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
 from sglang_dflash.errors import Finding, note, ok
-from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
+from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
 from sglang_dflash.launch.widths import WidthConfig
@@ -38,16 +38,21 @@ class DraftWindow:
         return start - start % self.page
 
     def tail_slots(self, context: int) -> int:
-        """Return the slots per request for tails: one window, plus up to 1,024 tokens for other prefixes."""
+        """Return the slots per request for tails, in whole pages: a window, plus up to 1,024 tokens for other prefixes.
+
+        SGLang's fa3, fa4 and trtllm_mha divide a pool into pages (``mem_cache/layout/paged_view.py``).
+        """
         one = min(self.tokens, context + self.block) + self.page - 1
-        return one + min(3 * one, CONVERSATION) if self.cached else 0
+        return self._in_pages(one + min(3 * one, CONVERSATION)) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
         """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
 
         SGLang reserves two blocks more than are committed, and the next step may already be launched.
         """
-        slots = min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block
+        return self._in_pages(min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block)
+
+    def _in_pages(self, slots: int) -> int:
         return -(-slots // self.page) * self.page
 
     def slots(self, context: int, running: int = 1, in_transfer: int | None = None) -> int:
@@ -118,7 +123,7 @@ class ServingPlan:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
-        from sglang_dflash.upstream.launch import load_plugins
+        from sglang_dflash.upstream.names import load_plugins
 
         load_plugins()
         self.__dict__.update(state)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
-from sglang_dflash.launch import choice
-from sglang_dflash.launch.asked import OUR_BACKEND, Launch
+from sglang_dflash.launch import which_worker
 from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
+from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
 from sglang_dflash.launch.plan import check_backup, check_overlap
 from sglang_dflash.launch.published import card_of_target
@@ -34,7 +34,7 @@ def judge(launch: Launch, rules: Mapping[str, Rule]) -> Iterator[Finding]:
         try:
             for found in rule(launch):
                 if found.level == "builtin":
-                    yield replace(next(choice.served_by_neither(found.value, launch), found), about=about)
+                    yield replace(next(which_worker.served_by_neither(found.value, launch), found), about=about)
                     return
                 if is_first or found.level == "error":
                     yield replace(found, about=about)
@@ -140,8 +140,8 @@ def _with_drafter(rule: Rule) -> Rule:
 # Before SGLang resolves its arguments
 EARLY: dict[str, Rule] = {
     "variables and numbers": _variables,
-    "switch": choice.check_switch,
-    "target": choice.check_target,
+    "switch": which_worker.check_switch,
+    "target": which_worker.check_target,
     "drafter": _drafter_path,
     "grammar backend": _grammars,
     "sampled acceptance": _acceptance,
@@ -153,10 +153,10 @@ EARLY: dict[str, Rule] = {
 }
 # With the resolved ones
 LATE: dict[str, Rule] = {
-    "worker": choice.check_worker,
+    "worker": which_worker.check_worker,
     "recurrent states": check_states,
-    "DP attention": choice.check_dp_attention,
-    "other uses": choice.check_uses,
+    "DP attention": which_worker.check_dp_attention,
+    "other uses": which_worker.check_uses,
     "widths": check_widths,
     "replay records": check_records,
     "overlap": check_overlap,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import DTYPE_BYTES
+from sglang_dflash.launch.launch import DTYPE_BYTES
 from sglang_dflash.launch.layers import count, layers_of
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, builtin, error, first_true, ok
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 
 _RECORDS_FLAG = "--linear-replayssm-cache-len"
 _RECORDS = 16  # SGLang's default

@@ -12,7 +12,7 @@ from sglang_dflash.drafter.checkpoint import read_object
 from sglang_dflash.errors import DFlashError, Finding, error
 
 if TYPE_CHECKING:
-    from sglang_dflash.launch.asked import Launch
+    from sglang_dflash.launch.launch import Launch
 
 FLAG = "--speculative-adaptive-config"
 

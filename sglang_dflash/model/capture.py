@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dflash.launch.plan import decision_of
-from sglang_dflash.upstream.launch import get_server_args
+from sglang_dflash.upstream.names import get_server_args
 
 
 def _as_for_eagle3(model: Any, layer_ids: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_dflash.drafter.formats import ARCHITECTURES
 from sglang_dflash.launch.plan import decision_of
-from sglang_dflash.upstream.launch import get_server_args
+from sglang_dflash.upstream.names import get_server_args
 
 
 def override_drafter(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,7 +18,7 @@ from sglang_dflash.ops.kernels import assert_dense, dependent_launch, fetch
 from sglang_dflash.states.reference import Convolved
 
 TAPS = 4
-_STEPS, _CHANNELS = 16, 64  # at most; a tile of 128 channels is slower (docs/results/kernels.md)
+_STEPS, _CHANNELS = 16, 64  # at most; a tile of 128 channels is slower (docs/internals/kernels.md)
 
 
 @triton.jit(do_not_specialize=["slots", "rows", "width", "x_stride", "a_stride", "b_stride", "fetched"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.upstream.launch import HookRegistry, HookType
+from sglang_dflash.upstream.names import HookRegistry, HookType
 
 Functions = Mapping[str, Callable[..., Any]]
 

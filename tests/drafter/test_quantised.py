@@ -35,8 +35,8 @@ from sglang_dflash.check.report import preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.tensors import destination
 from sglang_dflash.errors import DFlashError, Finding
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import current
 from sglang_dflash.launch.rules import judge
 from sglang_dflash.model.drafter import DFlashDraftModel
@@ -153,7 +153,7 @@ def test_dflash2s_small_projections_and_names_with_a_prefix(
     write_model(tmp_path, config, {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
     assert_loaded(load(tmp_path, monkeypatch), plain, form)
     # SGLang's lists alone find the same layers.
-    monkeypatch.setattr("sglang_dflash.launch.asked.plain_modules", lambda _: frozenset())
+    monkeypatch.setattr("sglang_dflash.launch.launch.plain_modules", lambda _: frozenset())
     assert_loaded(load(tmp_path, monkeypatch), plain, form)
 
 

@@ -50,6 +50,7 @@ TEXTS = TEXTS.map("".join)
 STOPS = ["hello", "ello", "lo a", ", h", "a", " hell", "oh"]
 THINK_END = [9]
 TAG = 3  # tokens by which the model opens a thought itself
+start_tag = streams._start_tag  # which `serve` replaces
 SHOWN = ("finish_reason", "completion_tokens", "reasoning_tokens", "output_token_logprobs_length", "prompt_tokens")
 
 
@@ -223,5 +224,5 @@ def test_chunks_are_those_of_single_tokens(
 
 def test_the_start_tag_is_that_of_parsers_whose_model_opens_its_thoughts() -> None:
     tokens = text_tokenizer("bytes")
-    found = [streams._start_tag(parser, tokens) for parser in (None, "qwen3", "minimax-m3")]
+    found = [start_tag(parser, tokens) for parser in (None, "qwen3", "minimax-m3")]
     assert found == [0, 0, len("<mm:think>")]

@@ -17,8 +17,8 @@ from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig, load_config
 from sglang_dflash.errors import Finding, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
 from sglang_dflash.launch.rules import Rule, judge
 from sglang_dflash.launch.widths import read_config

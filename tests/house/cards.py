@@ -127,7 +127,7 @@ def one_card() -> Iterator[str]:
     for gpu, target, flags, evidence in ONE_CARD:
         added, requests, tokens = served(row_of(target), "--gpu", gpu, *flags.split())
         given = f"`{' '.join(filter(None, [flags, added]))}`" if flags or added else "none"
-        words = evidence if evidence == "predicted" else f"[{evidence}](results/gpu.md#step-times), random weights"
+        words = evidence if evidence == "predicted" else f"[{evidence}](internals/gpu.md#step-times), random weights"
         yield f"| {GPUS[gpu]} | `{target}` | {given} | {requests} | {tokens:,} tokens | {words} |"
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import sglang_dflash
 import sglang_dflash_cpu
 from sglang_dflash.upstream.hooks import Hooks
-from sglang_dflash.upstream.launch import HookType
+from sglang_dflash.upstream.names import HookType
 
 if TYPE_CHECKING:
     from sglang_dflash_cpu.replacements import Replacement

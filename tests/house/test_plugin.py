@@ -29,7 +29,7 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> Failed:
     """Choose the worker and resolve arguments, where registration has failed."""
     from sglang.srt.arg_groups import resolution_hooks
 
-    from sglang_dflash.upstream.launch import HookRegistry
+    from sglang_dflash.upstream.names import HookRegistry
 
     monkeypatch.setattr(HookRegistry, "_hooks", {plugin.CREATE_WORKER: []})
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
@@ -117,7 +117,7 @@ def test_arguments_bring_the_hooks_of_a_process_with_them(role: str, hooked: str
 def test_every_early_target_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.arg_groups import resolution_hooks
 
-    from sglang_dflash.upstream.launch import HookRegistry
+    from sglang_dflash.upstream.names import HookRegistry
 
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(resolution_hooks, "_HOOKS", {})

@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 import transformers
 
 from sglang_dflash.drafter.config import load_config, text_config
-from sglang_dflash.launch.choice import PROVEN
+from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash_lab.pairs import target_path
 from tests.families.test_families import EACH
 from tests.serving.matrix import MATRIX

@@ -11,9 +11,9 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.launch.asked import DRAFT_BACKENDS, OUR_BACKEND, Launch
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import UNKNOWN_GPU, Device
+from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import Settings
 from sglang_dflash.launch.states import needs_bfloat16_states
 

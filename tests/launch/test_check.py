@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about, gpu_named
 from sglang_dflash.check.report import Report, preflight
-from sglang_dflash.launch import published
+from sglang_dflash.launch import published, resolution
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.launch.launch import Launch
+from sglang_dflash.launch.rules import EARLY
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
@@ -166,6 +169,15 @@ def test_a_pair_of_two_published_names_is_a_warning_with_both(
     assert [line.split()[0] for line in found] == [level][: bool(level)] and all(said in line for line in found)
     if level == "!":
         assert words[0] in found[0] and "Fix: use " in shown
+
+
+def test_a_start_warns_of_another_targets_drafter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pair = dict(zip(("target", "drafter"), named(tmp_path, "Qwen3.5-27B", "Qwen3.6-27B-DFlash"), strict=True))
+    launch = Launch.of(parse([], **pair)[0], LARGE_GPU)
+    resolution._is_left(SimpleNamespace(), launch, EARLY)  # type: ignore[arg-type]
+    [warned] = [record for record in caplog.records if TRAINED in record.getMessage()]
+    assert warned.levelname == "WARNING"
+    assert all(name in warned.getMessage() for name in ("Qwen/Qwen3.6-27B", pair["target"], pair["drafter"]))
 
 
 def test_a_trainers_note_of_the_target_is_compared_with_a_target_that_can_be_named(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ pytest.importorskip("sglang")
 
 import sglang_dflash
 from sglang_dflash.check.flags import sglang_parser
-from sglang_dflash.launch import told
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch import resolution
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import RENAMED
 from tests.launch.commands import commands, judge, models
 from tests.support.cards import NAMES, card
@@ -64,7 +64,7 @@ def test_every_finding_reads_as_a_sentence_after_its_title(caplog: pytest.LogCap
     given = settings(**{name: str(models() / folder) for name, folder in pair.items()})
     (models() / "qwen3-8b" / "tokenizer.json").unlink()
     with caplog.at_level("INFO"):
-        told._is_left(SimpleNamespace(), Launch.of(given, CPU), {"tokenizer": RULES["tokenizer"]})  # type: ignore[arg-type]
+        resolution._is_left(SimpleNamespace(), Launch.of(given, CPU), {"tokenizer": RULES["tokenizer"]})  # type: ignore[arg-type]
     assert re.fullmatch(
         r"DFLASH: tokenizer: the target has no tokenizer\.json\..* Fix: check --tokenizer-path\.", caplog.messages[0]
     )

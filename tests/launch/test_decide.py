@@ -12,7 +12,7 @@ import pytest
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import Settings
 from tests.support.configs import card_pair, launched, planned

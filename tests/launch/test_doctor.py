@@ -15,7 +15,7 @@ from sglang_dflash.check import doctor
 from sglang_dflash.check.doctor import Builtin, Installation
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import told
+from sglang_dflash.launch import resolution
 from sglang_dflash.launch.device import CPU, Device
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.support.preloaded import run
@@ -91,12 +91,12 @@ def test_a_launch_and_the_doctor_name_what_keeps_torch_from_a_gpu_and_the_cpu_pl
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(told, "_NVIDIA", [Path(__file__)] if gpu else [])
+    monkeypatch.setattr(resolution, "_NVIDIA", [Path(__file__)] if gpu else [])
     from sglang.srt.platforms.interface import SRTPlatform
 
-    monkeypatch.setattr(told, "current_platform", SRTPlatform())
+    monkeypatch.setattr(resolution, "current_platform", SRTPlatform())
     with pytest.raises(DFlashError) as refused:
-        told.refuse_without_accelerator()
+        resolution.refuse_without_accelerator()
     verdict, remedy = list(Installation(gpu or CPU, {}, refused.value).lines())[:2]
     assert found in verdict and fix in remedy
     assert ("cpu_platform" in remedy) == (gpu is None and cuda is None and hip is None)

@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 
 import sglang.srt.models
 
-from sglang_dflash.launch.choice import LOCAL_EMBEDDING
+from sglang_dflash.launch.which_worker import LOCAL_EMBEDDING
 from tests.support.configs import memory_of
 
 pytestmark = pytest.mark.sglang

@@ -17,7 +17,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
-from sglang_dflash.launch import told as launch
+from sglang_dflash.launch import resolution as launch
 from sglang_dflash.launch.plan import decide, decision_of
 from tests.support import trainers
 from tests.support.cards import FOLDER

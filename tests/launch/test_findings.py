@@ -13,8 +13,8 @@ import yaml
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import models
 from tests.support.configs import MISSING, drafter, finding, target

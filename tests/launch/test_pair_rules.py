@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.rules import judge
 from tests.support.configs import (
     CONFIGURATIONS,

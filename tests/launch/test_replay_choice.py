@@ -9,8 +9,8 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import Settings

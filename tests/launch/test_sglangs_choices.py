@@ -24,9 +24,9 @@ from sglang.srt.utils.hf_transformers.config import get_config
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.asked import Launch
-from sglang_dflash.launch.choice import PROVEN, unproven_kind
 from sglang_dflash.launch.device import CPU
+from sglang_dflash.launch.launch import Launch
+from sglang_dflash.launch.which_worker import PROVEN, unproven_kind
 from tests.support.cards import FOLDER as CARDS
 from tests.support.configs import drafter, launch_of, target
 from tests.support.configs import settings as arguments

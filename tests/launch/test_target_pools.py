@@ -23,8 +23,8 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.memory import sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, fit
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.division import TokenPools
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import decide
 from tests.launch.commands import FOLDER
 

@@ -19,7 +19,7 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch import told as hooks_launch
+from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
 from sglang_dflash.launch.plan import Decision, decision_of
 from sglang_dflash.launch.settings import SWITCH
@@ -39,7 +39,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
-    args = SimpleNamespace()
+    args = SimpleNamespace(nnodes=1)
     write_record(args, Decision(reason=reason) if reason else Decision(serving_plan()))
     return args
 
@@ -64,8 +64,8 @@ def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
         hooks_launch.after_model_paths(args, lambda args: args.read.append(args.speculative_draft_model_path))
     assert args.read == ["incoai/Qwen3.8-27B-DFlash2"]
     assert [line for line in caplog.messages if "auto is incoai/Qwen3.8-27B-DFlash2" in line] == caplog.messages[:1]
-    args.model_path, args.speculative_draft_model_path = "Qwen/Qwen3.8-27B-INT4", "auto"
-    with pytest.raises(DFlashError, match="is published for Qwen/Qwen3.8-27B-INT4.* \\(such as .*Qwen/Qwen3.8-27B,"):
+    args.model_path, args.speculative_draft_model_path = "Qwen/Qwen3.8-28B", "auto"
+    with pytest.raises(DFlashError, match="knows no drafter for Qwen/Qwen3.8-28B.* such as .*Qwen/Qwen3.8-27B,"):
         hooks_launch.after_model_paths(args, lambda _: None)
 
 
@@ -76,9 +76,9 @@ def launch(
     args = SimpleNamespace(**vars(settings().arguments))
     args.model_path, args.device = target, "cuda"
     args.speculative_draft_model_path = drafter or str(drafter_path("tiny-dense", "good"))
-    monkeypatch.setattr("sglang_dflash.launch.told.this_device", lambda _: gpu)
+    monkeypatch.setattr("sglang_dflash.launch.resolution.this_device", lambda _: gpu)
     for name in ("refuse_without_accelerator", "check_sglang"):
-        monkeypatch.setattr(f"sglang_dflash.launch.told.{name}", lambda: None)
+        monkeypatch.setattr(f"sglang_dflash.launch.resolution.{name}", lambda: None)
     logged = list[str]()
     monkeypatch.setattr(hooks_launch.logger, "warning", lambda text, *values: logged.append(text % values))
     monkeypatch.delenv(SWITCH, raising=False)
@@ -123,7 +123,7 @@ def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
 
 
 def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCaptureFixture) -> None:
-    assert enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace()) is int
+    assert enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace(nnodes=1)) is int
     assert caplog.messages == [
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
         "its arguments were resolved in a process without the plugin dflash"

@@ -1,5 +1,5 @@
 """Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints the table of
-docs/results/kernels.md.
+docs/internals/kernels.txt.
 
 No GPU is needed: the launchers are called on tensors without storage, under Triton's warm-up (``launches.py``).
 """

@@ -35,6 +35,7 @@ ON_THE_GPU_WITH_THE_WATCH = {
     "sglang_dflash.features.feature",
     "sglang.srt.utils.common",
 }
+_get_device_module = torch.get_device_module
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
@@ -74,8 +75,8 @@ STUBS: dict[str, Any] = {
     # Experts. On CUDA they run in fused kernels; uncovered.
     "sglang.srt.layers.moe.fused_moe_native.moe_forward_native": run_experts,
     # The device "cuda". On CUDA its tensors are no host tensors; refused: operands, index, numpy, read, copy.
-    "sglang_dflash.launch.told.on_our_cpu_platform": lambda: True,
-    "sglang_dflash.launch.choice.served_by_neither": lambda reason, launch: iter(()),  # of the kit
+    "sglang_dflash.launch.resolution.on_our_cpu_platform": lambda: True,
+    "sglang_dflash.launch.which_worker.served_by_neither": lambda reason, launch: iter(()),  # of the kit
     "sglang_dflash.launch.pair_rules.no_cpu_serves": lambda what, launch: iter(()),
     # A tensor on the GPU, in the modules above. On CUDA a kernel cannot read a host tensor; refused: operands.
     "torch.Tensor.is_cuda": property(lambda tensor: _called_from_the_gpu() and not streams.on_host(tensor)),
@@ -100,12 +101,16 @@ STUBS: dict[str, Any] = {
             "empty_cache": _nothing(),
         }.items()
     },
+    # The device's module. A torch built for CUDA answers torch.cuda, which looks for a driver; nothing is hidden.
+    "torch.get_device_module": lambda device=None: torch.cpu if device is None else _get_device_module(device),
     "torch.cuda.reset_peak_memory_stats": _nothing(),
     "torch.cuda.memory_stats": lambda device=None: dict.fromkeys(_RESERVED, 0),
     # A watch over compilations under traffic. On CUDA one blocks the host for seconds; covered by "compiled late".
     "sglang.srt.utils.triton_load_watch.mark_serving_started": report.started,
     # A GPU with 4 multiprocessors. On CUDA grids have other sizes; uncovered (tests/ops/published.py compiles them).
     "torch.cuda.get_device_properties": lambda device=None: _PROPERTIES,
+    # Its name, by which SGLang chooses tiles of an FP8 product. On CUDA tiles have other sizes; uncovered.
+    "sglang.kernels.ops.gemm.fp8_kernel.get_device_name": lambda device_id=0: _PROPERTIES.name,
     # Deterministic inference. On CUDA it replaces operators of CUDA tensors; refused: operands.
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_dispatch_device_backend": lambda: "CPU",
     "sglang.srt.batch_invariant_ops.batch_invariant_ops.get_device_core_count": lambda device=0: 4,

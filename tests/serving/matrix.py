@@ -22,9 +22,9 @@ from typing import Any
 
 import sglang_dflash
 from sglang_dflash.check.flags import parse
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.exact import reasons_against_exact
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
 from tests.support.acceptance import FIGURES

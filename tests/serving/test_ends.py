@@ -151,7 +151,7 @@ def test_a_session_continues_with_what_its_client_saw(
 @pytest.mark.slow
 @pytest.mark.parametrize("interval", [64, 256])
 def test_a_streaming_turn_recomputes_less_than_a_track_interval(interval: int, tmp_path: Path) -> None:
-    """Prints what ``docs/results/gdn-replay.md`` shows."""
+    """Prints what ``docs/internals/replay.md`` shows."""
     rng, recomputed = random.Random(1), []
     with dflash_server(PAIR, tmp_path, "--mamba-track-interval", str(interval), base=FEATURES) as server:
         for _ in range(3):

@@ -102,7 +102,7 @@ def _repeated(sources: _Sources) -> Entry:
 
 
 def _seeded(sources: _Sources) -> Entry:
-    """With filters: in deterministic mode a seed without them depends on the batch (docs/results/sampled.md)."""
+    """With filters: in deterministic mode a seed without them depends on the batch (docs/internals/exact.md)."""
     ids = next(sources.known) if sources.random.random() < 0.5 else sources.random_ids(sources.length(300))
     chosen = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "sampling_seed": sources.random.getrandbits(30)}
     return _generate(SEEDED, ids, sources.params(**chosen))

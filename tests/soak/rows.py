@@ -1,4 +1,4 @@
-"""The rows of ``make soak``: servers, load and events, as data. ``docs/results/soak.md`` has what they found."""
+"""The rows of ``make soak``: servers, load and events, as data."""
 
 from __future__ import annotations
 

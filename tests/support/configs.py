@@ -21,8 +21,8 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import Finding, raise_first_error
-from sglang_dflash.launch.asked import Launch
 from sglang_dflash.launch.device import Device
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
 from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
@@ -131,7 +131,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the launch of a hybrid target declares to SGLang."""
-    from sglang_dflash.launch import told
+    from sglang_dflash.launch import resolution
 
     written: dict[str, Any] = {}
     for name, value in {
@@ -142,8 +142,8 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
         "mambaish_config": lambda _: 1,
         "_declare": lambda _, **changes: written.update(changes),
     }.items():
-        monkeypatch.setattr(told, name, value)
-    told.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
+        monkeypatch.setattr(resolution, name, value)
+    resolution.around_speculation(None, lambda _: None)  # type: ignore[arg-type]
     return written
 
 

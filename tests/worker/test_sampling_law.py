@@ -34,7 +34,7 @@ def test_filters_keep_what_sglangs_pytorch_sampler_keeps(temperature: float) -> 
 
 
 def test_simulated_rejection_sampling_keeps_the_targets_law() -> None:
-    """That of docs/results/sampled.md."""
+    """That of docs/internals/exact.md."""
     way, scores, candidates, drawn = Rejection(5, 0.8, 0.8), np.linspace(0, 2, 12), np.array([3, 7, 1, 9, 4]), []
     for _ in range(20_000):
         way.draft(candidates / 4, candidates, 7)

@@ -1,4 +1,4 @@
-"""Measurements of docs/results, one module each."""
+"""Measurements of docs/measured.md and docs/internals, one module each."""
 
 from __future__ import annotations
 

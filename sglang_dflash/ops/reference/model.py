@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_dflash.ops.reference.sampling import filter_probs, seeded_draw
 
-UNSURE = 0.4  # of the likeliest draft's probability; docs/results/sampled.md has the table that chose it
+UNSURE = 0.4  # of the likeliest draft's probability; docs/measured.md#thresholds
 GREEDY_VALUES = 2  # a greedy request's draft and the lead over the next
 
 

@@ -12,9 +12,9 @@ def register() -> None:
     """Entry point of group ``sglang.srt.plugins``."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_dflash.launch import choice
+    from sglang_dflash.launch import which_worker
 
-    choice.served_by_neither = lambda *_: iter(())
+    which_worker.served_by_neither = lambda *_: iter(())
     HookRegistry.register(
         "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
         embeddings_in_the_models_dtype,

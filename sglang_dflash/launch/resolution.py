@@ -14,8 +14,8 @@ import torch
 
 from sglang_dflash.drafter.checkpoint import plain_view
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.launch.asked import OUR_BACKEND, Launch
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
+from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.old_flags import explain_environment
 from sglang_dflash.launch.plan import Decision, ServingPlan, backs_up_drafter, decide, decision_of
 from sglang_dflash.launch.published import AUTO, drafter_of
@@ -23,7 +23,7 @@ from sglang_dflash.launch.rules import EARLY, LATE, Rule, judge
 from sglang_dflash.launch.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.launch.states import needs_bfloat16_states
 from sglang_dflash.upstream import check_version, hooks, misfit, write_record
-from sglang_dflash.upstream.launch import (
+from sglang_dflash.upstream.names import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
     add_draft_attention_backend_choices,
     current_platform,
@@ -35,7 +35,7 @@ from sglang_dflash.upstream.launch import (
 )
 
 if TYPE_CHECKING:
-    from sglang_dflash.upstream.launch import ServerArgs
+    from sglang_dflash.upstream.names import ServerArgs
 
 logger = logging.getLogger(__name__)
 _LEVELS = {"note": logging.INFO, "warn": logging.WARNING}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sglang_dflash.drafter.formats import FULL, architecture, text_config
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, first_true, ok
-from sglang_dflash.launch.asked import Launch
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.settings import BUILTIN, OURS, SWITCH
 
 ON_ROCM = "the GPU is AMD's (ROCm)"
@@ -138,8 +138,8 @@ def check_worker(launch: Launch) -> Iterator[Finding]:
 
 def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
     """Yield why SGLang's own worker cannot serve either what is left to it for a reason."""
-    asked = launch.settings.wants_builtin
-    if not launch.has_drafter and not asked:
+    by_switch = launch.settings.wants_builtin
+    if not launch.has_drafter and not by_switch:
         yield error(
             f"{reason}, and SGLang's own worker needs a drafter",
             remedy="set --speculative-draft-model-path, or change what is named",
@@ -148,7 +148,7 @@ def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
         yield error(
             f"{reason}, on the CPU platform, where SGLang's own worker does not run",
             remedy=f"unset {SWITCH}, or serve on a GPU"
-            if asked
+            if by_switch
             else "serve it without --speculative-algorithm DFLASH"
             if reason in LEFT.values()
             else "run this pair on a GPU, where SGLang's own worker supports it",

@@ -43,7 +43,7 @@ _BLOCK = 16  # SGLang's default
 
 @dataclass(frozen=True)
 class Launch:
-    """What was asked and what was found: settings, target, optional drafter, and the device of one rank.
+    """The settings, the target, the optional drafter, and the device of one rank.
 
     Each file is read once, at first use. Reading an attribute for the first time may raise DFlashError. Properties
     follow what SGLang has resolved of the settings so far.
@@ -147,8 +147,8 @@ class Launch:
     @property
     def dtype(self) -> str:
         """The dtype that SGLang computes in: its ``auto`` serves float32 checkpoints in float16."""
-        if (asked := self.settings.dtype) != "auto":
-            return {"half": "float16", "float": "float32"}.get(asked, str(asked))
+        if (chosen := self.settings.dtype) != "auto":
+            return {"half": "float16", "float": "float32"}.get(chosen, str(chosen))
         if self.quantisation_method == "mxfp4":
             return "bfloat16"  # SGLang's override for gpt-oss
         stated = self.text.get("dtype") or self.text.get("torch_dtype") or self.target.get("dtype")
@@ -158,15 +158,17 @@ class Launch:
     def draft_backend(self) -> str | None:
         """The drafter's attention backend; None for an unknown GPU.
 
-        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere.
+        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere. Also for
+        a bidirectional drafter under trtllm_mha, which counts the window of every position from the block's end.
         """
-        asked = self.settings.speculative_draft_attention_backend
-        if asked == OUR_BACKEND:
+        chosen = self.settings.speculative_draft_attention_backend
+        if chosen == OUR_BACKEND:
             return OUR_BACKEND
         found = self._sglangs_draft_backend
         # no GPU has compared ours with the others
         others = ("fa3", "fa4", "trtllm_mha") if self.settings.wants_one_forward else ()
-        by_default = asked is None and self.device.kind == "gpu" and found in ("flashinfer", "triton", *others)
+        others = (*others, "trtllm_mha") if not all(self.drafter.causal) else others
+        by_default = chosen is None and self.device.kind == "gpu" and found in ("flashinfer", "triton", *others)
         return OUR_BACKEND if by_default and self.backend_obstacle is None else found
 
     @property
