@@ -140,14 +140,6 @@ def test_ranks_that_hold_the_whole_head_send_nothing(hidden: Tensor, monkeypatch
     assert torch.equal(whole.top_k(hidden, 2)[1], best.indices)
 
 
-def test_ranks_agree_on_two_candidates_of_a_greedy_request(hidden: Tensor, two_ranks: Shards) -> None:
-    noise = Noise(*[torch.tensor([1, 9])] * 5)  # top-k of 20 rows each
-    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=4, noise=noise)
-    best = logits_of(hidden).topk(4)
-    assert torch.equal(tokens[:, :2], best.indices[:, :2]) and torch.equal(tokens[20:], best.indices[20:])
-    torch.testing.assert_close(logits[20:], best.values[20:])
-
-
 VOCAB, PADDED, ROWS = 500, 512, 6
 
 

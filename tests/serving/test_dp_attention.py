@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -159,44 +157,6 @@ def test_groups_draw_different_noise(served: Served) -> None:
     inputs = random_prompts(served.case.pair, 1) * served.case.groups
     first, *others = ask(served.server, inputs, 1, lambda i: i, temperature=1.5, ignore_eos=True)
     assert all(other.tokens != first.tokens for other in others)
-
-
-def test_a_prefix_from_the_cache_changes_nothing(served: Served) -> None:
-    """A third turn starts from a snapshot that a decode step took."""
-    texts = [(prompt * 3)[-180:] for prompt in prompts(served.case.pair)[:4]]
-    past_eos = {"ignore_eos": True, "max_new_tokens": 90}
-    flush(served.server)
-    for _ in range(2):
-        answers = ask(served.server, texts, 4, lambda i: i % 2, **past_eos)
-        texts = [text + answer.tokens for text, answer in zip(texts, answers, strict=True)]
-
-    def third_turn() -> list[Answer]:
-        return generate_all(served.server, texts, 1, NEW, lambda i: {"routed_dp_rank": i % 2}, return_logprob=True)
-
-    cached = third_turn()
-    flush(served.server)
-    for found, fresh in zip(cached, third_turn(), strict=True):
-        assert found.tokens == fresh.tokens
-        values, others = ([value for value, *_ in a.meta["output_token_logprobs"]] for a in (found, fresh))
-        assert values == pytest.approx(others, abs=1e-4)  # other chunks round otherwise
-        assert found.meta["cached_tokens"] > 180
-        assert fresh.meta["cached_tokens"] == 0
-
-
-def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
-    inputs, whole = prompts(served.case.pair), {"ignore_eos": True}
-
-    def long(i: int) -> dict[str, Any]:
-        return {"rid": f"long {i}", "routed_dp_rank": i % 2}
-
-    with ThreadPoolExecutor(2) as pool:
-        aborted = pool.submit(generate_all, served.server, inputs[:4], 4, 400, long, sampling_params=whole)
-        others = pool.submit(ask, served.server, inputs[4:8], 4, lambda i: int(i == 1))
-        time.sleep(0.5)
-        for i in range(4):
-            assert served.server.post("/abort_request", {"rid": f"long {i}"}).status_code == 200
-    assert "abort" in {answer.meta["finish_reason"]["type"] for answer in aborted.result()}
-    assert [answer.tokens for answer in others.result()] == plain(served.case.pair, "greedy")[4:8]
 
 
 def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served) -> None:
