@@ -24,7 +24,7 @@ from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
+from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
@@ -160,27 +160,6 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
             raise_first_error(report.findings)
         for smaller in (("--tp-size", "2"), ("--quantization", "fp8"), ("--cpu-offload-gb", "40")):
             raise_first_error(preflight(parse(smaller, **pair)[0], GPUS["h200"]).findings)
-
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-@pytest.mark.parametrize(
-    ("layers", "requested", "expected"),
-    [
-        ([FULL, FULL], None, None),
-        ([FULL, FULL], 16, 16),
-        ([SLIDING, FULL], None, None),
-        ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
-        ([SLIDING, FULL], 4096, 4096),
-        ([SLIDING, SLIDING], None, 127),
-        ([SLIDING, SLIDING], 64, 127),
-        ([SLIDING, SLIDING], 4096, 127),
-    ],
-)
-def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
-    config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
-    assert context_window(requested, config) == expected
 
 
 @pytest.mark.parametrize(

@@ -192,26 +192,6 @@ def test_a_block_of_greedy_requests_has_no_float32_logits(mode: ForwardMode, log
     torch.testing.assert_close(kept.whole(found), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("mode", "cap", "dtype"),
-    [
-        (ForwardMode.EXTEND, None, torch.bfloat16),
-        (ForwardMode.TARGET_VERIFY, 5.0, torch.bfloat16),
-        (ForwardMode.TARGET_VERIFY, None, torch.float32),
-    ],
-)
-def test_other_logits_are_sglangs(
-    mode: ForwardMode, cap: float | None, dtype: torch.dtype, logits: Tensor, one_rank: Tensor
-) -> None:
-    """A prefill's, capped ones, whose rounding makes ties, and those of an LM head in float32."""
-    runner = model_runner(cap)
-    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
-    buffer = torch.zeros(ROWS, VOCAB)
-    found = runner.model[0].convert(logits.to(dtype), mode, buffer)
-    assert found.dtype == torch.float32 and found.data_ptr() == buffer.data_ptr()
-    assert kept.whole(found) is found
-
-
 def test_ranks_gather_their_16_bit_logits(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_dflash.model.vocabulary.get_parallel", lambda: SimpleNamespace(tp_size=2))
     runner, half = model_runner(), PADDED // 2
