@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
 
 from sglang_dflash.check.cli import app
 from sglang_dflash_lab.bench import results
+from sglang_dflash_lab.bench.arms import AR
+from sglang_dflash_lab.bench.figures import Summary
 from sglang_dflash_lab.pairs import target_path
+from tests.bench.test_session import ARMS_OF_THE_TABLE, LAB
+from tests.support.generation import flush
 from tests.support.servers import Server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MODEL = str(target_path("tiny-hybrid"))
+PEERS = LAB / "sglang_dflash_lab/measure/peers"  # for SGLang's worker on a CPU
 
 
 def test_bench_measures_two_servers_and_finds_their_answers_equal(
@@ -40,6 +47,37 @@ def test_bench_measures_two_servers_and_finds_their_answers_equal(
         assert set(ours["worker"]["steps_by_width"]) == {"16"} and ours["worker"]["steps_by_width"]["16"] > 0
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 0
     assert (tmp_path / "report.html").exists()
+
+
+def test_both_accept_lengths_are_the_servers(dflash_hybrid: Server, tmp_path: Path) -> None:
+    """The run's, without each answer's first token; the cards', of every answer."""
+    size = ["--tasks=math", "--concurrency=4", "--num-prompts=8", "--repeats=1", "--max-tokens=48"]
+    command = ["bench", "--modes=dflash:16", f"--base-url={dflash_hybrid.url}", *size, f"--out={tmp_path}"]
+    outcome = CliRunner().invoke(app, command)
+    assert outcome.exit_code == 0, outcome.output
+    [run] = results.read(tmp_path, "run")
+    asked = [json.loads(row)["conversations"][0] for row in (tmp_path / "prompts-math.jsonl").read_text().splitlines()]
+    body = {"text": [each["content"] for each in asked], "sampling_params": {"temperature": 0, "max_new_tokens": 48}}
+    flush(dflash_hybrid)
+    metas = [answer["meta_info"] for answer in dflash_hybrid.post("/generate", body).json()]
+    of_answers = [meta["completion_tokens"] / meta["spec_verify_ct"] for meta in metas]
+    assert sorted(run["accept_lengths"]) == pytest.approx(sorted(of_answers)) and len(set(of_answers)) > 1
+    state = dflash_hybrid.get("/server_info").json()["internal_states"][0]
+    assert run["accept_length"] == pytest.approx(state["avg_spec_accept_length"])
+    row = Summary(tmp_path).rows["dflash:16", "math", 4]
+    assert (row.card_accept, row.accept) == (pytest.approx(fmean(of_answers)), run["accept_length"])
+    assert f"{row.card_accept:.2f}" in outcome.output
+
+
+def test_every_arm_of_the_table_starts_and_gives_plain_decodings_answers(tmp_path: Path) -> None:
+    arms = [kind if kind == AR else f"{kind}:8" for kind in ARMS_OF_THE_TABLE]
+    arms[arms.index("builtin:8")] += f"+PYTHONPATH={PEERS}"
+    size = ["--tasks=questions", "--concurrency=2", "--num-prompts=2", "--repeats=1", "--max-tokens=32"]
+    command = ["bench", "--pair=tiny-dense", f"--modes={','.join(arms)}", *size, "--one-at-a-time"]
+    outcome = CliRunner().invoke(app, [*command, f"--out={tmp_path}"])
+    assert outcome.exit_code == 0, outcome.output
+    texts = {run["mode"]: run["generated_texts"] for run in results.read(tmp_path, "run")}
+    assert list(texts) == arms and all(text == texts[AR] for text in texts.values())
 
 
 def test_sampled_arms_write_the_same_text_in_more_steps_without_the_targets_noise(tmp_path: Path) -> None:

@@ -30,7 +30,11 @@ def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[st
     results.append(folder, "provenance", {**PROVENANCE, "settings": settings})
     for mode, values in speeds.items():
         worker = {"steps_by_width": {"16": 3, "8": 1}} if mode != "ar" else {}
-        seen = {"generated_texts": texts[mode], "worker": worker, "accept_length": None if mode == "ar" else 4.0}
+        accepted = {
+            "accept_length": None if mode == "ar" else 4.0,
+            "accept_lengths": [0, 0] if mode == "ar" else [5, 0],
+        }
+        seen = {"generated_texts": texts[mode], "worker": worker, **accepted}
         for repeat, speed in enumerate(values):
             figures = {"output_throughput": speed, "duration": 1.0, "load_average": 0.5, **TIMES}
             results.append(folder, "run", {**vars(Cell(mode, "math", 1, repeat)), **figures, **seen})
@@ -54,11 +58,11 @@ def test_the_figures_of_a_cell(tmp_path: Path) -> None:
     write(tmp_path, SPEEDS, SAME)
     row = Summary(tmp_path).rows["dflash:16", "math", 1]
     assert (row.throughput, row.speed_up, row.repeats, row.spread) == (200, 2, 3, 0.25)
-    assert (row.accept, row.width, row.equal, row.compared) == (4, 14, 6, 6)
+    assert (row.accept, row.card_accept, row.width, row.equal, row.compared) == (4, 5, 14, 6, 6)
     throughput, details = tables(Summary(tmp_path))
     assert throughput.rows[0][:3] == ["math", "1", "100.0"]
     assert throughput.rows[0][3].startswith("200.0 (2.00x [")
-    assert details.rows[1][-1] == "6 / 6"
+    assert details.rows[1][details.columns.index("as cards")] == "5.00" and details.rows[1][-1] == "6 / 6"
     assert list(warnings(Summary(tmp_path))) == []
     said = "dflash:16 over plain decoding: 2.0x for 1 user, 6 of 6 answers identical"
     assert list(conclusion(Summary(tmp_path))) == [said]

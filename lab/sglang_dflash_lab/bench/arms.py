@@ -16,10 +16,9 @@ from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 AR = "ar"
 OURS = ("dflash", "adaptive", "copies", "best")
 _BEST = Path(__file__).parents[1] / "measure" / "best_drafts"  # a plugin of the servers
-_ARM = re.compile(
-    r"(?:(?P<ar>ar)|(?P<kind>dflash|adaptive|copies|best|builtin|ngram|mtp):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)"
-)
-_FORMS = "ar, mtp:STEPS, or dflash, adaptive, copies, best, builtin or ngram with :BLOCK, and optional +NAME=VALUE"
+KINDS = (*OURS, "builtin", "ngram")  # beside ``ar``
+_ARM = re.compile(rf"(?:(?P<ar>ar)|(?P<kind>{'|'.join(KINDS)}):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)")
+FORMS = f"{AR}, {', '.join(f'{kind}:BLOCK' for kind in KINDS)}, and optional +NAME=VALUE"
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Arm:
     Attributes:
         kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, adaptive width),
             ``copies`` (our worker, no drafter), ``best`` (``dflash`` without the target's noise in drafts),
-            ``builtin`` (SGLang's DFLASH worker), ``ngram`` or ``mtp``.
-        size: block size; draft steps for ``mtp``; 0 for ``ar``.
+            ``builtin`` (SGLang's DFLASH worker), or ``ngram`` (SGLang's n-gram speculation).
+        size: block size; 0 for ``ar``.
     """
 
     label: str
@@ -82,7 +81,7 @@ class Arm:
         """Read ``dflash:16`` or ``dflash:16+NAME=VALUE``; raise a DFlashError for anything else."""
         match = _ARM.fullmatch(text.strip())
         if match is None:
-            raise DFlashError(f"mode {text!r} is invalid", remedy=f"use {_FORMS}")
+            raise DFlashError(f"mode {text!r} is invalid", remedy=f"use {FORMS}")
         pairs = [pair.partition("=") for pair in match["env"].split("+") if pair]
         kind = match["ar"] or match["kind"]
         path = os.pathsep.join(filter(None, (str(_BEST), os.environ.get("PYTHONPATH"))))
@@ -94,9 +93,6 @@ class Arm:
         """Return the arguments to add to ``--model-path TARGET``; raise a DFlashError if a drafter is missing."""
         if self.kind == AR:
             return []
-        if self.kind == "mtp":
-            steps = ["--speculative-num-steps", str(self.size), "--speculative-num-draft-tokens", str(self.size + 1)]
-            return ["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1", *steps]
         if self.kind == "ngram":
             return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(self.size)]
         if self.kind == "copies":

@@ -42,8 +42,12 @@ def bench(
 
     Every answer is compared with plain decoding's. Ctrl-C keeps the finished runs; the same command resumes.
 
-    Modes: ar, dflash:BLOCK, adaptive:BLOCK, best:BLOCK, builtin:BLOCK, mtp:STEPS; +NAME=VALUE after a mode sets an
-    environment variable of its server. Tasks: those of the tiny pairs, or files with `messages` in each row.
+    Modes: ar, or dflash, adaptive, copies, best, builtin or ngram with :BLOCK; +NAME=VALUE after a mode sets an
+    environment variable of its server.
+
+    Tasks: those of the tiny pairs, or JSON-lines files whose rows have `messages`, `turns` (the first is asked),
+    `question`, `problem`, `prompt`, or `instruction` and `input`. docs/benchmark.md has the command that writes the
+    cards' tasks with z-lab's package `dflash`.
 
     Example: sglang-dflash bench --pair Qwen3.5-4B --modes ar,dflash:16
     """

@@ -59,6 +59,7 @@ class Figures:
         speed_up, low, high: over the ``ar`` arm of the cell, NaN without one.
         ttft_*, tpot_*: milliseconds, median over repeats.
         accept: tokens per verify step, mean over repeats; NaN without speculation.
+        card_accept: tokens / verify steps of an answer, mean over answers (the cards' definition); NaN without any.
         width: mean width of our worker's blocks, else NaN.
         equal, compared: answers equal to the ``ar`` arm's of the same repeat, of the compared ones.
         load: highest 1-minute load average before a run.
@@ -78,6 +79,7 @@ class Figures:
     tpot_p50: float
     tpot_p99: float
     accept: float
+    card_accept: float
     width: float
     equal: int
     compared: int
@@ -132,6 +134,7 @@ class Summary:
                 equal += sum(map(operator.eq, run["generated_texts"], texts))
                 compared += len(texts)
         lengths = [run["accept_length"] for run in runs.values() if run["accept_length"]]
+        answers = [length for run in runs.values() for length in run.get("accept_lengths", ()) if length]
         values = list(ours.values())
         throughput = float(np.median(values))
         latencies: dict[str, Any] = {
@@ -143,6 +146,7 @@ class Summary:
             throughput=throughput,
             spread=float(np.ptp(values) / throughput),
             accept=float(np.mean(lengths)) if lengths else NAN,
+            card_accept=float(np.mean(answers)) if answers else NAN,
             width=sum(int(width) * steps for width, steps in widths.items()) / widths.total() if widths else NAN,
             equal=equal,
             compared=compared,
@@ -197,12 +201,15 @@ def tables(summary: Summary) -> Iterator[Table]:
     )
     yield Table(
         "Details",
-        "milliseconds; accept: tokens per verify step; width: mean block of our worker; spread: (max - min) / median "
-        "of the throughput; equal: answers whose text is the ar arm's in the same repeat; load: before a run",
-        ["mode", "task", "c", "TTFT p50", "p99", "TPOT p50", "p99", "accept", "width", "spread", "load", "equal to ar"],
+        "milliseconds; accept: tokens per verify step of the run; as cards: tokens / verify steps of an answer, mean "
+        "over answers; width: mean block of our worker; spread: (max - min) / median of the throughput; equal: answers "
+        "whose text is the ar arm's in the same repeat; load: before a run",
+        ["mode", "task", "c", "TTFT p50", "p99", "TPOT p50", "p99"]
+        + ["accept", "as cards", "width", "spread", "load", "equal to ar"],
         [
             [row.mode, row.task, str(row.concurrency)]
-            + [number(value) for value in (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p99, row.accept)]
+            + [number(value) for value in (row.ttft_p50, row.ttft_p99, row.tpot_p50, row.tpot_p99)]
+            + [number(row.accept), number(row.card_accept)]
             + [number(row.width, 1), f"{100 * row.spread:.0f} %", number(row.load, 1)]
             + [f"{row.equal} / {row.compared}" if row.compared else MISSING]
             for row in summary.rows.values()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -54,7 +55,8 @@ def measure(
 ) -> dict[str, Any]:
     """Warm up, flush the prefix cache, send every prompt once, and return the run's row.
 
-    Sampled requests have the repeat as their seed, so all arms of our worker write the same text.
+    Sampled requests have the repeat as their seed, so all arms of our worker write the same text. ``accept_lengths``
+    of the row: each answer's ``completion_tokens / spec_verify_ct``, 0 without a verify step.
 
     Raises:
         DFlashError: the load generator stopped, or a request failed.
@@ -71,12 +73,21 @@ def measure(
     ]
     before, load_average = worker_state(url), os.getloadavg()[0]
     stopped: object = None
+    accept_lengths = list[float]()
     program, sys.argv = sys.argv, ["serving", *arguments]
     with log.open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             from sglang.benchmark import serving
 
-            serving.cli_main()
+            calculate = serving.calculate_metrics
+
+            def with_accept_lengths(*args: Any, outputs: list[Any], **kwargs: Any) -> Any:
+                # `--output-details` lacks them.
+                accept_lengths[:] = [each.spec_accept_length for each in outputs]
+                return calculate(*args, outputs=outputs, **kwargs)
+
+            with patch.object(serving, "calculate_metrics", with_accept_lengths):
+                serving.cli_main()
         except (SystemExit, ValueError) as error:
             stopped = error
         finally:
@@ -94,7 +105,7 @@ def measure(
         )
     kept = {name: value for name, value in result.items() if name not in ("itls", "errors", "server_info")}
     worker = growth(before, worker_state(url))
-    return {**kept, "load_average": load_average, "worker": worker, **vars(cell)}
+    return {**kept, "accept_lengths": accept_lengths, "load_average": load_average, "worker": worker, **vars(cell)}
 
 
 def worker_state(url: str) -> dict[str, Any]:

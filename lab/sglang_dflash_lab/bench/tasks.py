@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
+from typing import Any
 from zlib import crc32
 
 from sglang_dflash.check.diagnose.client import Message
@@ -21,6 +22,8 @@ from sglang_dflash_lab.pairs.corpus import TASKS, Example, draw, prompts, words
 Messages = tuple[Message, ...]
 MIXED, QUESTIONS, WILD = "mixed", "questions", "wild"
 TUNING = ":tuning"
+# Of a file's rows: conversations, or those of the cards' data sets.
+FIELDS = "`messages`, `turns` (the first is asked), `question`, `problem`, `prompt`, or `instruction` and `input`"
 # Characters between an answer and its quote; a tiny pair's token has 2.8.
 SHORTEST_QUOTE, LONGEST_QUOTE = 5_000, 18_000
 
@@ -29,7 +32,7 @@ def load(name: str, count: int, seed: int = 0) -> list[Messages]:
     """Return up to ``count`` different prompts of a task, the same for the same arguments.
 
     Args:
-        name: one of :data:`NAMES`, or a JSON-lines file with ``messages`` in each row.
+        name: one of :data:`NAMES`, or a JSON-lines file with :data:`FIELDS` in its rows.
 
     Raises:
         DFlashError: an unknown task, or an invalid file.
@@ -59,13 +62,32 @@ def read_marked(path: Path) -> list[tuple[str, Messages]]:
 
 def _read(path: Path) -> list[Messages]:
     try:
-        lines = path.read_text().splitlines()
-        return [tuple(json.loads(line)["messages"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError) as error:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
         raise DFlashError(
             f"task {str(path)!r} cannot be read ({type(error).__name__}: {error})",
-            remedy=f"choose one of {', '.join(NAMES)}, or give a JSON-lines file with `messages` in each row",
+            remedy=f"choose one of {', '.join(NAMES)}, or give a JSON-lines file",
         ) from error
+    return [_asked(path, number, row) for number, row in enumerate(rows, 1)]
+
+
+def _asked(path: Path, number: int, row: Any) -> Messages:
+    match row:
+        case {"messages": [{"role": str(), "content": str()}, *_] as messages}:
+            return tuple(messages)
+        # z-lab's loader; MT-Bench; GSM8K; MATH-500; HumanEval and MBPP
+        case (
+            {"turns": [str(text), *_]}
+            | {"prompt": [str(text), *_]}
+            | {"question": str(text)}
+            | {"problem": str(text)}
+            | {"prompt": str(text)}
+        ):
+            return (_user(text),)
+        case {"instruction": str(text)}:  # Alpaca
+            return (_user("\n\n".join(filter(None, (text, row.get("input"))))),)
+    found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+    raise DFlashError(f"row {number} of {path} has no prompt: {found}", remedy=f"give each row {FIELDS}")
 
 
 # Pattern and replacements of an edit.

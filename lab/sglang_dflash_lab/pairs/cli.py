@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from sglang_dflash.check import user_errors
-from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
+from sglang_dflash_lab.pairs import NAMES, NOISY, drafter_kinds, drafter_path, target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, prompts
+from sglang_dflash_lab.tables import Table, wide_console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,21 +44,34 @@ def list_pairs() -> None:
 
     Example: sglang-dflash pairs list
     """
-    typer.echo("\n".join(_lines()))
+    for table in tables():
+        table.print(wide_console())
 
 
-def _lines() -> Iterator[str]:
-    yield f"{'pair':13}{'model':14}{'MB':>5}{''.join(f'{task:>8}' for task in TASKS)}"
+def tables() -> Iterator[Table]:
+    columns, targets, drafters = ["MB", *TASKS], [], []
     for name in NAMES:
-        folders = {"target": target_path(name)} | {kind: drafter_path(name, kind) for kind in drafter_kinds(name)}
-        for model, folder in folders.items():
-            provenance = json.loads((folder / "provenance.json").read_text())
-            size = (folder / "model.safetensors").stat().st_size / 1e6
-            if model == "target":
-                cells = [f"{provenance['accuracy'][task].get('correct', 0):.0%}" for task in TASKS]
-            else:
-                cells = [f"{provenance['accept_lengths'][task]['accept_length']['16']:.1f}" for task in TASKS]
-            yield f"{name:13}{model:14}{size:5.1f}{''.join(f'{cell:>8}' for cell in cells)}"
+        accuracy = _measured(target_path(name) / "provenance.json", "accuracy")
+        rates = [f"{accuracy[task].get('correct', 0):.0%}" for task in TASKS]
+        targets.append([name, _size(target_path(name)), *rates])
+        for kind in (*drafter_kinds(name), NOISY):
+            # Listing does not generate the noisy drafter, which has the good one's size.
+            folder = drafter_path(name, "good" if kind == NOISY else kind)
+            figures = folder.with_name("noisy.json") if kind == NOISY else folder / "provenance.json"
+            accepted = _measured(figures, "accept_lengths")
+            lengths = [f"{accepted[task]['accept_length']['16']:.1f}" for task in TASKS]
+            drafters.append([name, kind, _size(folder), *lengths])
+    yield Table("Targets", "correct answers to held-out prompts", ["pair", *columns], targets)
+    yield Table("Drafters", "tokens per verify step at block size 16", ["pair", "drafter", *columns], drafters)
+
+
+def _measured(path: Path, name: str) -> dict[str, Any]:
+    measured: dict[str, Any] = json.loads(path.read_text())[name]
+    return measured
+
+
+def _size(folder: Path) -> str:
+    return f"{(folder / 'model.safetensors').stat().st_size / 1e6:.1f}"
 
 
 @app.command("prompts")
