@@ -235,7 +235,7 @@ def recorded_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
     """``tiny-hybrid`` under DFlash2, recorded; a low request limit forces prefills between decode steps."""
     folder = tmp_path_factory.mktemp("recorded")
     schedule = ("--max-running-requests", "4", "--chunked-prefill-size", "256", "--enable-mixed-chunk")
-    plugin = with_plugin(folder, "drafts", "states", "mixed")
+    plugin = with_plugin(folder, "drafts", "states")
     with dflash_server("tiny-hybrid", folder, *schedule, base=FEATURES, drafter="dflash2", **plugin) as server:
         yield server
         assert_nothing_leaked(server)

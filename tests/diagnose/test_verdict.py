@@ -110,33 +110,6 @@ def test_at_most_three_sentences_likeliest_cause_first() -> None:
     assert "float16" in sentences[0] and "its target is X" in sentences[1]
 
 
-@pytest.mark.parametrize(
-    ("width", "accept_length", "curve", "measured"),
-    [
-        (16, 11, 6.7, 11),  # the curve leaves out copied blocks
-        (15, 4, 8.0, 4),  # the curve still contains its prior
-        (6, 5, 8.0, 9.0),  # a block of 6 has no later drafts
-        (6, 5, 3.0, 5),
-    ],
-)
-def test_a_full_block_at_an_adaptive_width_is_measured_or_taken_from_survival(
-    width: float, accept_length: int, curve: float, measured: float
-) -> None:
-    survival = {"survival": {"curve": [curve / 10] * 10}}
-    card = Reference("its card", False, {"math": 11.2})
-    found = report(accept_length, card, step_width=width, adaptive=True, width=survival)
-    assert found.measured == pytest.approx(measured)
-    assert found.is_low == (measured < 0.7 * 11.2)
-
-
-def test_survival_is_the_share_of_steps_that_commit_a_draft() -> None:
-    histograms = [[1, 0, 1, 0], [2, 1, 3, 0]]
-    answers = [("math", meta(8, 1) | {"spec_correct_drafts_histogram": each}) for each in histograms]
-    first, last = (answered(Probe(""), *answers) for _ in range(2))
-    found = Diagnosis(Server(server_info(drafted=4)), [first, last], None)
-    assert found.survival == [5 / 8, 4 / 8, 0.0] and "▆▅▁" in str(found)
-
-
 def test_a_published_drafter_is_recognised_by_the_end_of_its_path() -> None:
     found = find_reference("/models/Qwen3.5-4B-DFlash", 15)
     assert found is not None and found == find_reference("z-lab/Qwen3.5-4B-DFlash", 16)

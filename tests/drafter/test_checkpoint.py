@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sglang_dflash.drafter.checkpoint import MASK_EMBEDDING, ModelFiles, plain_view
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import MAX_EMBEDDING, LoadReport, expected_shapes, load_mask_embedding
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter, write_model
-from tests.support.trainers import config, tensors_of, write_target
+from tests.support.trainers import config
 
 CONFIG = DrafterConfig.from_dict(drafter())
 
@@ -83,22 +81,6 @@ class TestPlainView:
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         return tmp_path / "cache"
-
-    def test_holds_the_plain_form_and_the_same_weights(self, tmp_path: Path) -> None:
-        tensors = tensors_of("speculators", write_target(tmp_path / "target"))
-        folder = write_model(tmp_path / "drafter", config("speculators"), tensors)
-        (folder / MASK_EMBEDDING).write_bytes(b"m")
-        (folder / "dflash.py").write_text("raise SystemExit")
-        view = plain_view(ModelFiles(str(folder)))
-        assert view is not None
-        assert sorted(file.name for file in view.iterdir()) == ["config.json", MASK_EMBEDDING, "model.safetensors"]
-        written = json.loads((view / "config.json").read_text())
-        assert written["architectures"] == ["DFlashDraftModel"] and "speculators_model_type" not in written
-        assert DrafterConfig.load(view) == DrafterConfig.load(folder)
-        loaded = load_file(view / "model.safetensors")
-        assert loaded.keys() == tensors.keys()
-        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-        assert json.loads((folder / "config.json").read_text()) == config("speculators")
 
     def test_is_kept_until_the_drafter_changes(self, tmp_path: Path) -> None:
         folder = write_model(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})

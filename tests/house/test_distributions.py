@@ -65,11 +65,6 @@ def core_alone(tmp_path: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([path[0], str(ROOT)]), "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_a_command_of_the_absent_lab_is_unknown(core_alone: dict[str, str]) -> None:
-    ended = run("-m", "sglang_dflash.check.cli", "bench", "--anything", "here", environment=core_alone)
-    assert ended.returncode == 2 and "No such command 'bench'" in ended.stderr
-
-
 @pytest.mark.sglang
 def test_without_an_accelerator_the_core_refuses_dflash_by_naming_the_remedy(
     core_alone: dict[str, str], tmp_path: Path

@@ -40,6 +40,7 @@ def of(found: list[rows.Row], what: str, *columns: str) -> set[Any]:
     return set(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.sglang
 @pytest.mark.timeout(1800)

@@ -24,7 +24,6 @@ from sglang_dflash.launch import published, resolution
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.rules import EARLY
-from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.configs import card_pair
 
@@ -187,34 +186,6 @@ def test_a_trainers_note_of_the_target_is_compared_with_a_target_that_can_be_nam
     assert TRAINED not in run(*pair, "--gpu", "h200").stdout
 
 
-def test_a_card_that_is_nearly_full_ends_with_the_flags_that_fit() -> None:
-    pair = [str(COMMANDS / name) for name in ("qwen38-27b-nvfp4", "qwen38-27b-dflash2")]
-    flags = "--mem-fraction-static 0.91 --chunked-prefill-size 1024 --mamba-ssm-dtype bfloat16 --max-running-requests 5"
-    shown = run(*pair, "--gpu", "rtx5090")
-    first, last = shown.stdout.splitlines()[0], shown.stdout.splitlines()[-1]
-    assert first.endswith("FITS WITH FLAGS: 5 requests") and last.endswith(flags) and shown.exit_code == 1
-    found = json.loads(run(*pair, "--gpu", "rtx5090", "--json").stdout)
-    assert (found["verdict"], found["proposed"]) == ("FITS WITH FLAGS: 5 requests", flags)
-    assert found["command"] == last.removeprefix("Start: ")
-    refused = json.loads(run(*pair, "--gpu", "rtx4090", "--json").stdout)
-    assert (refused["verdict"], refused["proposed"], refused["command"]) == ("DOES NOT FIT", None, None)
-
-
-def test_fewer_requests_than_the_limit_are_a_warning_whoever_set_it() -> None:
-    for flags in ([], ["--max-running-requests", "48"]):
-        shown = run(*CARD, "--gpu", "h100", "--mem-fraction-static", "0.75", *flags)
-        assert "FITS: 1 of 48 requests at once" in shown.stdout and shown.exit_code == 1
-
-
-def test_replicas_and_stages_and_ranks_are_named() -> None:
-    assert (
-        "FITS: 45 of 48 requests at once on each of 8 replicas" in run(*CARD, "--gpu", "h200", "--dp-size", "8").stdout
-    )
-    stages = run(*CARD, "--gpu", "h200", "--pp-size", "2").stdout
-    assert "DFLASH needs one pipeline stage" in stages and "Fix: leave --pp-size out" in stages
-    assert "Fix: use 1 or 2 or 4 or 8 or 16 ranks" in run(*CARD, "--gpu", "h200", "--tp-size", "3").stdout
-
-
 def test_online_quantisation_of_plain_weights_counts() -> None:
     plain, fp8, other = (
         json.loads(run(*CARD, "--gpu", "h200", "--json", *flags).stdout)
@@ -225,33 +196,12 @@ def test_online_quantisation_of_plain_weights_counts() -> None:
     assert "does not count --quantization awq" in str(other["findings"])
 
 
-def test_verbose_lists_the_values_that_were_compared() -> None:
-    shown = run(*CARD, "--gpu", "h200", "-v").stdout
-    assert "hidden size                          5120 = 5120" in shown
-    assert "as expected" not in shown and "role" not in shown and "draft window" not in shown
-
-
-def test_what_cannot_be_read_is_titled_by_the_model() -> None:
-    absent = run(CARD[0], "z-lab/absent", HF_HUB_OFFLINE="1").stdout
-    assert "x drafter: " in absent and "z-lab/absent" in absent
-
-
-def test_old_variables_are_explained() -> None:
-    assert "SGLANG_ENABLE_SPEC_V2=1 has no effect" in run(*CARD, "--gpu", "h200", SGLANG_ENABLE_SPEC_V2="1").stdout
-
-
 def test_help_and_a_misspelt_command_import_neither_torch_nor_sglang() -> None:
     code = "import sys; from sglang_dflash.check.cli import app\ntry: app({})\nexcept SystemExit: pass\n"
     code += "print({{'torch', 'sglang', 'transformers', 'httpx'}} & sys.modules.keys())"
     for words in (["--help"], ["version"], ["chekc"], ["check", "--help"], ["bench"][:0]):
         ended = subprocess.run([sys.executable, "-c", code.format(words)], capture_output=True, text=True, check=True)
         assert ended.stdout.splitlines()[-1] == "set()", (words, ended.stdout)
-
-
-def test_a_target_without_a_drafter_is_offered_the_published_one(tmp_path: Path) -> None:
-    (tmp_path / "Qwen3.5-27B").symlink_to(CARD[0])
-    shown = run(str(tmp_path / "Qwen3.5-27B"), "--gpu", "h200").stdout
-    assert "--speculative-draft-model-path auto serves z-lab/Qwen3.5-27B-DFlash" in shown
 
 
 def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
@@ -264,7 +214,6 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     ("flags", "changes", "switch", "on_gpu", "part"),
     [
         ((), {}, "builtin", "warn", "SGLANG_DFLASH=builtin"),
-        ((), {}, "on", "error", "SGLANG_DFLASH='on'"),
         ((), {"drafter": {"dflash_config": DOMINO}}, "", "warn", "head domino"),
         (
             (),
@@ -274,10 +223,6 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
             "head domino",
         ),
         (("--enable-watermark",), {}, "", "warn", "--enable-watermark"),
-        (("--attn-cp-size", "2"), {}, "", "warn", "context parallelism"),
-        (("--speculative-accept-threshold-acc", "0.9"), {}, "", "warn", "not lossless"),
-        (("--dp-size", "2", "--tp-size", "2", "--enable-dp-attention"), {}, "", "error", "DP attention over 2 groups"),
-        (("--attn-dp-size", "2", "--tp-size", "2"), {}, "", "error", "DP attention over 2 groups"),
         (("--enable-nvidia-megakernel",), {}, "", "error", "--enable-nvidia-megakernel"),
     ],
 )
@@ -292,10 +237,3 @@ def test_the_worker_is_a_launchs(
         last = [each for each in found.findings if each.level == level][-1]
         assert part in last.value and found.plan is None and not last.estimated
         assert found.exit_code == {"warn": 1, "error": 2}[level], found.findings
-
-
-@pytest.mark.parametrize("flag", ["--speculative-use-rejection-sampling", "--speculative-use-block-verification"])
-def test_flags_of_sampled_acceptance_have_no_effect(flag: str) -> None:
-    with_flag, without = (run(*CARD, "--gpu", "h200", *flags).stdout for flags in ([flag], []))
-    assert f"{flag} has no effect: each committed token is the target's own draw" in " ".join(with_flag.split())
-    assert "has no effect" not in without

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,18 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.pools import Sizing, fit
+from sglang_dflash.check.pools import Sizing
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
-from sglang_dflash.launch.division import STATE_SHARE
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
+from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 
-SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.
 PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
@@ -57,18 +54,6 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     assert served.target_kv == text["layer_types"].count("full_attention") * 2 * text["num_key_value_heads"] * 256 * 2
     padding = served.page * (served.target_kv + served.draft_kv)
     assert sum(report.memory.bytes.values()) <= report.memory.static_bytes + padding
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
-def test_the_division_leaves_a_whole_context(name: str, gpu: str) -> None:
-    backend = "trtllm_mha" if gpu == "b200" else "fa3"
-    flags = [*card_flags(name), "--attention-backend", backend, "--speculative-draft-attention-backend", backend]
-    report = checked(name, *flags, on=GPUS[gpu])
-    assert report.memory is not None
-    served = report.memory
-    sglangs = fit(replace(served.sizing, state_share=SGLANGS), report.memory.static_bytes)
-    assert served.tokens >= min(CONTEXT, sglangs.tokens) and served.running >= sglangs.running
 
 
 # Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
@@ -102,20 +87,6 @@ def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> N
     whole = 2 * sum(math.prod(shapes[name]) for name in parts)
     eight = memory("--tp-size", "8").memory
     assert eight and eight.sizing.drafter_weights == pytest.approx((size - whole) / 8 + whole, rel=1e-3)
-
-
-def test_without_a_prefix_cache_there_is_one_state_per_request() -> None:
-    alone = sizing("--disable-radix-cache", "--max-running-requests", "9")
-    assert (alone.slots_per_request, alone.max_states) == (1, 9)
-    assert sizing("--disable-radix-cache", "--max-mamba-cache-size", "20").max_states == 20
-    assert sizing("--max-running-requests", "9").max_states is None
-
-
-def test_states_have_the_dtype_of_flag_then_variable_then_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_target, by_flag = sizing(), sizing("--mamba-ssm-dtype", "bfloat16")
-    assert of_target.state - by_flag.state == 48 * 48 * 128 * 128 * 2
-    monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", "bfloat16")
-    assert sizing() == by_flag and sizing("--mamba-ssm-dtype", "float32") == of_target
 
 
 def test_a_prefill_server_has_no_verify_scratch() -> None:
@@ -189,27 +160,6 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
             raise_first_error(report.findings)
         for smaller in (("--tp-size", "2"), ("--quantization", "fp8"), ("--cpu-offload-gb", "40")):
             raise_first_error(preflight(parse(smaller, **pair)[0], GPUS["h200"]).findings)
-
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-@pytest.mark.parametrize(
-    ("layers", "requested", "expected"),
-    [
-        ([FULL, FULL], None, None),
-        ([FULL, FULL], 16, 16),
-        ([SLIDING, FULL], None, None),
-        ([SLIDING, FULL], 64, 127),  # the sliding layer keeps its own window, and all layers share the ring
-        ([SLIDING, FULL], 4096, 4096),
-        ([SLIDING, SLIDING], None, 127),
-        ([SLIDING, SLIDING], 64, 127),
-        ([SLIDING, SLIDING], 4096, 127),
-    ],
-)
-def test_the_context_that_a_drafter_reads(layers: list[str], requested: int | None, expected: int | None) -> None:
-    config = DrafterConfig.from_dict(drafter(layer_types=layers, sliding_window=128))
-    assert context_window(requested, config) == expected
 
 
 @pytest.mark.parametrize(

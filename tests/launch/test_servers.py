@@ -205,17 +205,5 @@ def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> N
     assert list(found.values()) == [True, False], found
 
 
-def test_a_turn_with_a_long_answer_stores_two_states(kept: PrefixServer) -> None:
-    """The prompt's and the answer's last, so half as many conversations stay.
-
-    With ``no_buffer`` the second one is stored only if no draft was accepted beyond the end.
-    """
-    most, found = kept.most(0), {}
-    for count in (most // 2, most + 1 if kept.strategy == "no_buffer" else most // 2 + 2):
-        flush(kept.server)
-        found[count] = kept.keeps_first(count, new_tokens=150)
-    assert list(found.values()) == [True, False], found
-
-
 def running_now(server: Server) -> int:
     return int(server.get("/v1/loads").json()["loads"][0]["num_running_reqs"])

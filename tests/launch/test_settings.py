@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash.check import flags
-from sglang_dflash.check.command import split
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.settings import EXACT_SWITCH, Settings, in_transfer, slots_per_request
+from sglang_dflash.launch.settings import Settings, in_transfer, slots_per_request
 
 
 def parse(*words: str) -> tuple[Settings, list[str]]:
@@ -44,30 +43,6 @@ def test_a_word_that_a_server_does_not_accept_is_an_error(words: str, found: str
     with pytest.raises(DFlashError) as caught:
         parse(*words.split())
     assert found in caught.value.problem and remedy in caught.value.remedy
-
-
-def test_a_cards_command_can_be_pasted_after_the_models() -> None:
-    pasted = "--model-path t --speculative-algorithm DFLASH --tp-size 2 --host 0.0.0.0"
-    settings, given = parse(*pasted.split())
-    assert (settings.model_path, settings.speculative_draft_model_path, settings.tp_size) == ("t", "d", 2)
-    assert {*given} == {"tp_size", "host"}
-
-
-@pytest.mark.parametrize(
-    ("words", "models"),
-    [
-        ("t d --tp-size 2", ("t", "d")),
-        ("t --tp-size 2", ("t", None)),
-        ("--model-path t --speculative-draft-model-path d --tp-size 2", (None, None)),
-        ("python -m sglang.launch_server --model-path t --tp-size 2", (None, None)),
-        ("sglang serve t --tp-size 2", ("t", None)),
-    ],
-)
-def test_the_models_of_a_command(words: str, models: tuple[str | None, str | None]) -> None:
-    target, drafter, rest = split(words.split())
-    assert (target, drafter) == models and rest[-2:] == ["--tp-size", "2"]
-    settings, _ = flags.parse(rest, target=target, drafter=drafter)
-    assert settings.model_path == "t"
 
 
 def test_a_launch_without_a_target_is_refused() -> None:
@@ -156,8 +131,3 @@ def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
     exceptions = ("disagg.enable_pd_role_switch", "get_memory().enable_unified_memory", "_is_npu")
     assert 'disagg.disaggregation_mode == "prefill"' in rule
     assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
-
-
-def test_an_invalid_variable_is_refused() -> None:
-    with pytest.raises(DFlashError, match=EXACT_SWITCH):
-        Settings(environ={EXACT_SWITCH: "yes"}).validate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,18 +18,16 @@ from sglang_dflash import enter
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
-from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import Decision, decision_of
-from sglang_dflash.launch.rules import judge
-from sglang_dflash.launch.settings import OURS, SWITCH
-from sglang_dflash.launch.which_worker import LEFT
+from sglang_dflash.launch.settings import SWITCH
 from sglang_dflash.upstream import write_record
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
-from tests.support.configs import RULES, serving_plan, settings, target
+from tests.launch.test_findings import AMD
+from tests.support.configs import serving_plan, settings, target
 
 pytestmark = pytest.mark.sglang
 
@@ -52,80 +49,6 @@ def test_the_worker_that_the_launch_decided_serves(monkeypatch: pytest.MonkeyPat
 
     assert choose(monkeypatch, "context parallelism is used") is int
     assert choose(monkeypatch, None) is DFlashWorker
-
-
-def builtin_reason(launch: Launch) -> str | None:
-    """Why SGLang's own worker serves; an error is raised. Without the rules that compare the two models."""
-    found = [
-        *judge(launch, {about: RULES[about] for about in ("switch", "target", "worker", "DP attention", "other uses")})
-    ]
-    raise_first_error(found)
-    return next((each.value for each in found if each.level == "builtin"), None)
-
-
-def reason(machine: Device = GPUS["h100"], **changed: Any) -> str | None:
-    pair = {"model_path": str(target_path("tiny-dense"))}
-    pair["speculative_draft_model_path"] = str(drafter_path("tiny-dense", "good"))
-    given = settings(**{**pair, "device": "cuda", **changed})
-    return builtin_reason(Launch.of(given, machine))
-
-
-AMD = replace(GPUS["h200"], name="AMD Instinct MI300X", capability=None, is_rocm=True)
-
-
-def test_a_target_of_an_unproven_kind_is_left_to_sglangs_worker_unless_the_switch_asks_for_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    muse = str(COMMANDS / "muse-glimmer-30b")
-    monkeypatch.delenv(SWITCH, raising=False)
-    assert "no test of sglang-dflash runs a target with layers of the type sliding" in str(reason(model_path=muse))
-    assert reason(model_path=str(COMMANDS / "gemma4-31b")) is None
-    monkeypatch.setenv(SWITCH, OURS)
-    assert reason(model_path=muse) is None
-    assert reason(AMD) is not None, "no switch makes an AMD GPU run kernels that do not compile for it"
-
-
-@pytest.mark.parametrize("name", ["gpt-oss-120b", "kimi-k26-nvfp4"])
-@pytest.mark.parametrize("use", [{"disaggregation_mode": "decode"}, {"enable_lora": True}])
-def test_what_no_test_runs_with_a_family_is_refused(
-    name: str, use: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SWITCH, OURS)
-    assert reason(model_path=str(COMMANDS / name)) is None
-    with pytest.raises(DFlashError, match="no test runs --.* for a target with"):
-        reason(model_path=str(COMMANDS / name), **use)
-    assert reason(**use) is None
-
-
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen4_exp_text"])
-def test_a_target_whose_layers_sglang_cannot_capture_is_left_by_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the switch too."""
-    (tmp_path / "config.json").write_text(json.dumps(target(model_type=name)))
-    monkeypatch.setenv(SWITCH, OURS)
-    assert reason(model_path=str(tmp_path)) == LEFT[name]
-    with pytest.raises(DFlashError, match="without --speculative-algorithm DFLASH"):
-        reason(CPU, model_path=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("keys", "layers"),
-    [
-        ({"hybrid_override_pattern": "M-M*M-"}, "Mamba2"),
-        ({"layers_block_type": ["mamba", "mlp"]}, "Mamba2"),
-        ({"layer_types": ["mamba", "full_attention"]}, "Mamba2"),
-        ({"linear_attn_config": {}}, "KDA"),
-    ],
-)
-def test_states_that_cannot_be_replayed_are_left_with_the_switch_too(
-    keys: dict[str, Any], layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(target(**keys)))
-    monkeypatch.setenv(SWITCH, OURS)
-    assert str(reason(model_path=str(tmp_path))).startswith(f"the target has {layers} layers")
-    with pytest.raises(DFlashError, match="on the CPU platform, where SGLang's own worker does not run"):
-        reason(CPU, model_path=str(tmp_path))
 
 
 def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(

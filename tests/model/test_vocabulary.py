@@ -140,14 +140,6 @@ def test_ranks_that_hold_the_whole_head_send_nothing(hidden: Tensor, monkeypatch
     assert torch.equal(whole.top_k(hidden, 2)[1], best.indices)
 
 
-def test_ranks_agree_on_two_candidates_of_a_greedy_request(hidden: Tensor, two_ranks: Shards) -> None:
-    noise = Noise(*[torch.tensor([1, 9])] * 5)  # top-k of 20 rows each
-    logits, tokens = two_ranks(hidden, TargetVocabulary.top_k, k=4, noise=noise)
-    best = logits_of(hidden).topk(4)
-    assert torch.equal(tokens[:, :2], best.indices[:, :2]) and torch.equal(tokens[20:], best.indices[20:])
-    torch.testing.assert_close(logits[20:], best.values[20:])
-
-
 VOCAB, PADDED, ROWS = 500, 512, 6
 
 
@@ -198,26 +190,6 @@ def test_a_block_of_greedy_requests_has_no_float32_logits(mode: ForwardMode, log
     assert whole.data_ptr() == buffer.data_ptr()
     runner.graph_shared_output = None  # without graphs
     torch.testing.assert_close(kept.whole(found), expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize(
-    ("mode", "cap", "dtype"),
-    [
-        (ForwardMode.EXTEND, None, torch.bfloat16),
-        (ForwardMode.TARGET_VERIFY, 5.0, torch.bfloat16),
-        (ForwardMode.TARGET_VERIFY, None, torch.float32),
-    ],
-)
-def test_other_logits_are_sglangs(
-    mode: ForwardMode, cap: float | None, dtype: torch.dtype, logits: Tensor, one_rank: Tensor
-) -> None:
-    """A prefill's, capped ones, whose rounding makes ties, and those of an LM head in float32."""
-    runner = model_runner(cap)
-    kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
-    buffer = torch.zeros(ROWS, VOCAB)
-    found = runner.model[0].convert(logits.to(dtype), mode, buffer)
-    assert found.dtype == torch.float32 and found.data_ptr() == buffer.data_ptr()
-    assert kept.whole(found) is found
 
 
 def test_ranks_gather_their_16_bit_logits(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

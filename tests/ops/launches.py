@@ -147,7 +147,7 @@ def compiled_for(capability: int, ptxas: str | None = None) -> Iterator[list[Lau
         JITFunction.run, driver._active = run, before
 
 
-def first_calls(target: Any, step: Callable[..., None], with_patch: Any, *, every_batch: bool = False) -> None:
+def first_calls(target: Any, step: Callable[..., None], with_patch: Any) -> None:
     """Run the dummy steps of a start, which ``step`` launches, with snapshots and without; nothing else of it."""
     from sglang_dflash.worker.start import prewarm
     from tests.support.configs import serving_plan
@@ -164,7 +164,7 @@ def first_calls(target: Any, step: Callable[..., None], with_patch: Any, *, ever
     ):
         with_patch.setattr(owner, name, value)
     inject: Any = None
-    prewarm.FirstCalls(serving_plan(), target, inject, step, every_batch).run((16,), lambda width: nullcontext())
+    prewarm.FirstCalls(serving_plan(), target, inject, step).run((16,), lambda width: nullcontext())
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.int64, skipped: int = 0) -> Tensor:

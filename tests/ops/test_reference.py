@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sglang_dflash.ops import Noise, accept_block, seeded_tokens, token_hash
 from sglang_dflash.ops.reference import model, step
-from sglang_dflash_cpu.layers.step_ops import leading_tokens, match_copies, take_copies, walk_candidates
+from sglang_dflash_cpu.layers.step_ops import match_copies, take_copies, walk_candidates
 
 
 @given(before=st.integers(1, 300), gained=st.integers(1, 16), interval=st.sampled_from([1, 16, 64, 256]))
@@ -106,45 +106,6 @@ def test_copies_equal_those_of_a_naive_loop_after_rejected_tokens(seed: int) -> 
             assert result[b].tolist() == [drafts[b, 0].item(), *(copy if first else expected)]
 
 
-@pytest.mark.parametrize(("width", "taps"), [(5, 3), (8, 2), (2, 4), (1, 2)])
-def test_a_convolution_reads_earlier_positions_of_its_own_block_only(width: int, taps: int) -> None:
-    torch.manual_seed(taps)
-    hidden, base, corrections = torch.randn(3 * width, 32), torch.randn(taps, 32), torch.randn(3 * width, taps, 4)
-    found = model.convolve_block(hidden, base, corrections, width=width)
-    for i, row in enumerate(found):
-        kernel = base + corrections[i].repeat_interleave(8, dim=1)
-        torch.testing.assert_close(row, sum(kernel[t] * hidden[i - t] for t in range(min(taps, i % width + 1))))
-
-
-@pytest.mark.parametrize(("n", "k"), [(15, 8), (3, 16), (1, 4), (7, 1)])
-def test_a_walk_takes_the_best_candidate_after_the_one_before(n: int, k: int) -> None:
-    torch.manual_seed(n)
-    candidates, unary, gates = torch.rand(3, n, 64).topk(k).indices, torch.randn(3, n, k), torch.randn(3, n, 8)
-    anchors, (predecessors, successors) = torch.randint(64, (3,)), torch.randn(2, 64, 8)
-    inputs = candidates, unary, anchors, anchors, None, (gates, predecessors, successors)
-    tokens, leads = model.walk_candidates(*inputs)
-    chosen, over = walk_candidates(*inputs)
-    assert torch.equal(chosen, tokens)
-    torch.testing.assert_close(over, leads)  # numpy and torch sum in another order
-    for b, last in enumerate(anchors.tolist()):
-        for i in range(n):
-            ids = candidates[b, i].tolist()
-            pairs = (float((predecessors[last] * gates[b, i] * successors[c]).sum()) for c in ids)
-            scores = {c: float(u) + pair for c, u, pair in zip(ids, unary[b, i], pairs, strict=True)}
-            last = max(scores, key=lambda c: scores[c])
-            assert last == tokens[b, i]
-            second = max((score for c, score in scores.items() if c != last), default=-math.inf)
-            assert leads[b, i].item() == pytest.approx(scores[last] - second, abs=1e-4)
-
-
-def test_the_walk_in_numpy_takes_the_first_of_equals_and_leaves_its_inputs() -> None:
-    unary, (predecessors, successors) = torch.zeros(2, 3, 4), torch.ones(2, 16, 8, dtype=torch.bfloat16)
-    candidates = torch.arange(16).flip(0).view(2, 2, 4)[:, [0, 1, 0]]
-    first, gates = torch.zeros(2).long(), torch.ones(2, 3, 8, dtype=torch.bfloat16)
-    tokens, leads = walk_candidates(candidates, unary, first, first, codebooks=(gates, predecessors, successors))
-    assert torch.equal(tokens, candidates[..., 0]) and not leads.any() and not unary.any()
-
-
 @pytest.mark.parametrize("pairs", [False, True])
 def test_an_unsure_draft_is_the_token_that_the_target_would_draw(pairs: bool) -> None:
     """The candidates are the whole vocabulary here, and the target's logits their scores."""
@@ -169,15 +130,3 @@ def test_an_unsure_draft_is_the_token_that_the_target_would_draw(pairs: bool) ->
             assert torch.equal(tokens[:, i], torch.where(sure, scores[:, i].argmax(1), drawn))
             drawn_somewhere += int((drawn[~sure] != scores[:, i].argmax(1)[~sure]).sum())
         assert drawn_somewhere > 20
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_the_leading_tokens_in_numpy_are_the_definitions(k: int) -> None:
-    """Of few values, so that most rows have ties."""
-    torch.manual_seed(k)
-    logits = torch.randn(12, 30).round().to(torch.bfloat16)
-    for top_ks in ([], [1, 1, 1], [1, 4, 1]):
-        noise = Noise(*[torch.tensor(top_ks)] * 5) if top_ks else None
-        for rows in (logits, logits.float()):
-            outcomes = leading_tokens(rows, k, noise), model.leading_tokens(rows, k, noise)
-            assert all(map(torch.equal, *outcomes))

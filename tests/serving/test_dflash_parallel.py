@@ -1,48 +1,27 @@
-"""More than one rank or server, and a server that ends at its start.
+"""More than one rank, and a server that ends at its start; replicas and SGLang's router: the soak's row ``replicas``.
 
-Tensor parallelism shards target and drafter, data parallelism runs replicas in a server; two servers stand behind
-SGLang's router; a launch that cannot work ends before it loads weights, with one error
-that names the fault and a fix (all errors, without a process: tests/cpu, tests/launch, tests/states).
+A launch that cannot work ends before it loads weights, with one error that names the fault and a fix (all errors,
+without a process: tests/cpu, tests/launch, tests/states).
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.bench.tasks import load
 from tests.support.broken_pairs import BROKEN, write_pair
-from tests.support.generation import assert_nothing_leaked, flush, generate_all
+from tests.support.generation import assert_nothing_leaked, generate_all
 from tests.support.preloaded import run
 from tests.support.prompts import corpus, message_ids
-from tests.support.servers import START_SECONDS, Server, dflash_server, plain_server, started, with_plugin, worker_info
+from tests.support.servers import Server, dflash_server, plain_server, with_plugin, worker_info
 
 NEW_TOKENS = 48
 VOCABULARY = 1024  # of the tiny pairs
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-def test_two_replicas_in_a_server_answer_as_plain_decoding(plain_hybrid: Server, tmp_path: Path) -> None:
-    inputs = corpus("tiny-hybrid", 12, seed=4)
-    expected = [answer.tokens for answer in generate_all(plain_hybrid, inputs, 4, NEW_TOKENS)]
-    with dflash_server("tiny-hybrid", tmp_path, "--dp-size", "2") as server:
-        for concurrency in (4, 1):
-            flush(server)
-            answers = generate_all(server, inputs, concurrency, NEW_TOKENS)
-            assert [answer.tokens for answer in answers] == expected
-        assert max(answer.meta["spec_accept_length"] for answer in answers) > 1.5
-        states = server.get("/server_info").json()["internal_states"]
-        steps = [sum(state["sglang_dflash"]["steps_by_width"].values()) for state in states]
-        assert len(steps) == 2 and all(steps), "a replica served nothing"
-        assert_nothing_leaked(server)
 
 
 def test_greedy_ranks_send_a_pair_per_row_and_others_all_logits(tmp_path: Path) -> None:
@@ -80,39 +59,6 @@ def test_a_rank_that_computes_something_else_drafts_and_commits_what_rank_0_does
     ranks = [(tmp_path / f"rank-{rank}.jsonl").read_text().splitlines() for rank in range(2)]
     assert ranks[0] == ranks[1] and len(ranks[0]) > 10
     assert len({json.loads(line)["width"] for line in ranks[0]}) > 1
-
-
-PAIR = "tiny-dense"
-
-
-@contextmanager
-def routed(folder: Path, *replicas: Server) -> Iterator[Server]:
-    """SGLang's router in front of replicas, as docs/deployment.md starts it."""
-    port = free_port()
-    urls = [f"http://127.0.0.1:{replica.port}" for replica in replicas]
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--port", str(port), "--policy", "round_robin"]
-    with started(folder, port, [*command, "--worker-urls", *urls], "/readiness") as router:
-        deadline = time.monotonic() + START_SECONDS
-        while router.get("/workers").json()["stats"]["regular_count"] < len(replicas):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield router
-
-
-def steps(replica: Server) -> int:
-    return sum(worker_info(replica)["steps_by_width"].values())
-
-
-def test_replicas_behind_a_router_answer_like_one_server(tmp_path: Path) -> None:
-    inputs = corpus(PAIR, 8, seed=11)
-    with dflash_server(PAIR, tmp_path) as first, dflash_server(PAIR, tmp_path) as second:
-        expected = [answer.tokens for answer in generate_all(first, inputs, 4)]
-        before = [steps(replica) for replica in (first, second)]
-        with routed(tmp_path, first, second) as router:
-            for concurrency in (4, 1):
-                answers = generate_all(router, inputs, concurrency)
-                assert [answer.tokens for answer in answers] == expected
-        assert all(steps(replica) > count for replica, count in zip((first, second), before, strict=True))
 
 
 def test_a_process_with_a_broken_pair_ends_with_one_error_before_it_loads_weights(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +17,7 @@ import sglang_dflash
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.support.checkpoints import assert_greedy
-from tests.support.generation import assert_nothing_leaked, flush, generate, generate_all
+from tests.support.generation import assert_nothing_leaked, generate, generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import ONE_WIDTH, Server, changed_drafter, dflash_server, strict, with_plugin, worker_info
 
@@ -80,41 +78,11 @@ def test_answers_reach_the_end_of_the_targets_context(server: Server) -> None:
         assert answer.meta["prompt_tokens"] + answer.meta["completion_tokens"] == CONTEXT - 2  # all that SGLang allows
 
 
-def test_an_abandoned_request_gives_its_slots_back(server: Server) -> None:
-    """Cut off while waiting, in prefill and in decode: whatever phase the scheduler happens to be in."""
-    prompts = short(12, seed=7)
-    before = generate_all(server, prompts[:4], 4)
-
-    def abandon(prompt: list[int], seconds: float) -> None:
-        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(server.url + "/generate", json=body, timeout=seconds)
-
-    with ThreadPoolExecutor(12) as pool:
-        for i, prompt in enumerate(prompts):
-            pool.submit(abandon, prompt, 0.01 + 0.02 * i)
-    assert_nothing_leaked(server)
-    assert [a.tokens for a in generate_all(server, prompts[:4], 4)] == [a.tokens for a in before]
-
-
 def test_sampled_requests_make_no_step_wait(server: Server) -> None:
     """The server refuses host waits: here in SGLang's sampler too, with every filter and no seed."""
     filters = {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "ignore_eos": True}
     answers = generate_all(server, short(4, seed=11), 4, 24, sampling_params=filters)
     assert [len(answer.tokens) for answer in answers] == [24] * 4
-
-
-def test_requests_join_and_leave_a_running_batch(server: Server) -> None:
-    """Answers of many lengths, so that batches filter and merge at every step; alone they are the same."""
-
-    def limit(i: int) -> dict[str, Any]:
-        return {"sampling_params": {**WHOLE, "max_new_tokens": 3 + 7 * i % 60}}
-
-    prompts = short(16, seed=9)
-    together = generate_all(server, prompts, 6, each=limit)
-    flush(server)
-    alone = generate_all(server, prompts, 1, each=limit)
-    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
 
 def test_counters_reach_server_info_and_prometheus(server: Server) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -181,22 +179,6 @@ def test_a_prefix_from_the_cache_changes_nothing(served: Served) -> None:
         assert values == pytest.approx(others, abs=1e-4)  # other chunks round otherwise
         assert found.meta["cached_tokens"] > 180
         assert fresh.meta["cached_tokens"] == 0
-
-
-def test_aborted_requests_leave_the_others_alone(served: Served, plain: Expected) -> None:
-    inputs, whole = prompts(served.case.pair), {"ignore_eos": True}
-
-    def long(i: int) -> dict[str, Any]:
-        return {"rid": f"long {i}", "routed_dp_rank": i % 2}
-
-    with ThreadPoolExecutor(2) as pool:
-        aborted = pool.submit(generate_all, served.server, inputs[:4], 4, 400, long, sampling_params=whole)
-        others = pool.submit(ask, served.server, inputs[4:8], 4, lambda i: int(i == 1))
-        time.sleep(0.5)
-        for i in range(4):
-            assert served.server.post("/abort_request", {"rid": f"long {i}"}).status_code == 200
-    assert "abort" in {answer.meta["finish_reason"]["type"] for answer in aborted.result()}
-    assert [answer.tokens for answer in others.result()] == plain(served.case.pair, "greedy")[4:8]
 
 
 def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,11 +89,3 @@ def test_requests_of_a_batch_receive_what_each_requests(server: Server) -> None:
 def test_target_layers_need_a_drafter(copies_alone: Server) -> None:
     answer = copies_alone.post("/generate", {"input_ids": PROMPTS[0], "return_hidden_states": True, **LAYERS})
     assert answer.status_code == 400 and "no drafter" in answer.text
-
-
-def test_without_such_a_request_nothing_is_kept() -> None:
-    from sglang_dflash.features.hidden import for_clients
-
-    output = SimpleNamespace(hidden_states=torch.ones(2, 6), last_hidden_states=torch.ones(2, 2))
-    batch: Any = SimpleNamespace(return_hidden_states=False)  # has no other attribute that could be read
-    assert for_clients(batch, output) is None

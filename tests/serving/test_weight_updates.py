@@ -20,8 +20,8 @@ from sglang_dflash.causes import STALE_DRAFTER
 from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.configs import write_model
-from tests.support.generation import assert_nothing_leaked, counted, flush, generate, generate_all
-from tests.support.prompts import corpus, random_prompts
+from tests.support.generation import counted, flush, generate, generate_all
+from tests.support.prompts import corpus
 from tests.support.servers import Server, worker_info
 
 pytestmark = pytest.mark.engine
@@ -150,36 +150,6 @@ def test_versions_of_an_update_in_the_middle_of_answers_are_exact(dflash_hybrid:
         assert [(each["version"], each["start"], each["end"]) for each in answer.meta["weight_versions"]] == spans
     assert update(server, target, "target").status_code == 200
     assert ask(server) == before
-
-
-PAUSES = ["retract", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("in_place", "abort"))]
-
-
-@pytest.mark.parametrize("mode", PAUSES)
-def test_a_pause_with_an_update_changes_no_answer(dflash_hybrid: Server, mode: str) -> None:
-    """As a trainer does, twice: pause while eight requests run, load the same weights, continue."""
-    server, length, asked = dflash_hybrid, 120, {"sampling_params": {"ignore_eos": True}}
-    prompts = [*corpus(PAIR, 4), *random_prompts(PAIR, 4)]  # those without order take about a step per token
-    flush(server)
-    undisturbed = generate_all(server, prompts, len(prompts), length, **asked)
-    flush(server)
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        running = [pool.submit(generate, server, prompt, length, **asked) for prompt in prompts]
-        for _ in range(1 if mode == "abort" else 2):
-            time.sleep(0.3)
-            assert server.post("/pause_generation", {"mode": mode}).status_code == 200
-            assert mode == "abort" or not all(each.done() for each in running), "nothing ran"
-            body = {"model_path": str(target_path(PAIR)), "flush_cache": mode == "retract"}
-            assert server.post("/update_weights_from_disk", body).json()["success"]
-            assert server.post("/continue_generation", {}).status_code == 200
-        found = [each.result() for each in running]
-    for answer, whole in zip(found, undisturbed, strict=True):
-        assert answer.tokens == (whole.tokens[: len(answer.tokens)] if mode == "abort" else whole.tokens)
-    if mode == "abort":
-        assert any(answer.meta["finish_reason"]["type"] == "abort" for answer in found)
-    if mode == "in_place":
-        assert counted(found) == counted(undisturbed)
-    assert_nothing_leaked(server)
 
 
 def test_a_drafters_folder_is_refused(dflash_hybrid: Server) -> None:

@@ -18,14 +18,13 @@ from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import NAMES, target_path
 from sglang_dflash_lab.pairs.corpus import Prompt, prompts
 from tests.families.pairs import VOCAB
-from tests.fuzz.test_requests import BAD, REQUEST, UNUSUAL
-from tests.serving.test_chats import BODIES, body_of
+from tests.fuzz.test_requests import REQUEST
 from tests.serving.test_images import CAT, DOG, LARGE, PLACEHOLDER, TALL, url
+from tests.support.catalogue import BAD, BODIES, UNUSUAL, body_of
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
 REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
-CHATS = [kind for kind, body in BODIES.items() if "logprobs" not in body]  # which rounding changes
 SEEDED, HOSTILE = "seeded", "hostile"
 MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/chat"
 # What an agent's model said, by endpoint: text and thoughts, as the next turn repeats them.
@@ -115,7 +114,7 @@ def _schema(sources: _Sources) -> Entry:
 
 def _chat(sources: _Sources) -> Entry:
     question = next(sources.questions).messages[0]["content"]
-    kind, streamed = sources.random.choice(CHATS), {"stream": True, "stream_options": {"include_usage": True}}
+    kind, streamed = sources.random.choice([*BODIES]), {"stream": True, "stream_options": {"include_usage": True}}
     more = streamed if sources.random.random() < 0.5 else {}
     return Entry(kind, "/v1/chat/completions", body_of(kind, question, **more))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +15,12 @@ import torch
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
 from sglang.kernels.ops.mamba import causal_conv1d_triton as convolutions
 from sglang.kernels.ops.mamba.mamba_state_scatter_triton import fused_conv_window_scatter_with_mask
-from sglang.srt.layers.attention.linear import gdn_backend
-from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
-from sglang.srt.mem_cache.memory_pool import MambaPool
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dflash.states import reference, replay, verify
+from sglang_dflash.states import reference
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Convolved
 from sglang_dflash.states.replay import windows_by_token
-from tests.support.gdn_replay import decode_with_triton
 
 DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 if DEVICE == "cpu":
@@ -166,76 +160,3 @@ def test_projections_that_were_split_before() -> None:
 def test_no_requests() -> None:
     layer = Layer(4, bs=0)
     assert [len(part) for part in layer.ours()[0]] == [0] * 4
-
-
-def verified(layer: Layer, monkeypatch: pytest.MonkeyPatch, *, hook: bool) -> dict[str, Tensor]:
-    """Outputs of a layer's verify, z and windows: with our hook, or by SGLang's backend, which stores states."""
-    monkeypatch.setattr(gdn_backend, "causal_conv1d_update", convolutions.causal_conv1d_update)
-    monkeypatch.setattr(verify, "gdn_convolve", gdn_convolve)
-    monkeypatch.setattr(replay, "gdn_verify", reference.gdn_verify)
-    windows, generator = layer.memory(), torch.Generator().manual_seed(1)
-    rings = ((layer.HV, BLOCK, layer.V), (H, BLOCK, K), (layer.HV, BLOCK))
-    names = ("d", "k", "g", "rawv", "rawk")
-    dtypes = (layer.dtype, layer.dtype, FP32, layer.dtype, layer.dtype)
-    records = {
-        f"replayssm_{name}": torch.zeros(ROWS, *ring, dtype=dtype, device=DEVICE) if hook else None
-        for name, ring, dtype in zip(names, (*rings, *rings[:2]), dtypes, strict=True)
-    }
-    cache = object.__new__(MambaPool.SpeculativeState)
-    vars(cache).update(
-        conv=[layer.states.clone()], intermediate_conv_window=[windows], **records,
-        intermediate_ssm=torch.zeros(ROWS, BLOCK, layer.HV, layer.V, K, device=DEVICE),
-        temporal=torch.randn(SLOTS, layer.HV, layer.V, K, generator=generator).to(DEVICE),
-    )  # fmt: skip
-    backend: Any = object.__new__(gdn_backend.GDNAttnBackend)
-    triton = TritonGDNKernel()
-    vars(backend).update(
-        forward_metadata=SimpleNamespace(
-            mamba_cache_indices=layer.slots, retrieve_next_token=None, retrieve_next_sibling=None,
-            query_start_loc=torch.arange(layer.bs + 1, dtype=torch.int32, device=DEVICE) * layer.width,
-            retrieve_parent_token=None,
-        ),
-        req_to_token_pool=SimpleNamespace(mamba2_layer_cache=lambda layer_id: cache, size=ROWS, mamba_pool=None),
-        verify_intermediate_state_indices=torch.arange(ROWS, dtype=torch.int32, device=DEVICE),
-        mis_metadata=None, _use_strided_target_verify_qkv=True,
-        kernel_dispatcher=SimpleNamespace(
-            verify_kernel=triton, target_verify=triton.target_verify, verify_kernel_is_flashinfer=False
-        ),
-    )  # fmt: skip
-    gates = {"A_log": torch.randn(layer.HV, generator=generator), "dt_bias": torch.randn(layer.HV, generator=generator)}
-    of_layer = SimpleNamespace(
-        layer_id=0, conv_weights=layer.weight, bias=layer.added, activation="silu", num_q_heads=H, head_q_dim=K,
-        num_k_heads=H, head_k_dim=K, num_v_heads=layer.HV, head_v_dim=layer.V, q_dim=H * K, k_dim=H * K,
-        v_dim=layer.HV * layer.V, **{name: gate.to(DEVICE) for name, gate in gates.items()},
-    )  # fmt: skip
-    batch = SimpleNamespace(
-        forward_mode=ForwardMode.TARGET_VERIFY, req_pool_indices=layer.rows,
-        spec_info=SimpleNamespace(draft_token_num=layer.width),
-    )  # fmt: skip
-    call: dict[str, Any] = {"layer": of_layer, "forward_batch": batch}
-    mixed, z, b, a = projections.fused_qkvzba_split_reshape_cat_contiguous(
-        layer.qkvz, layer.ba, H, layer.HV, K, layer.V
-    )
-    if hook:
-        unsplit = (layer.qkvz, layer.ba)
-        hooked = verify.HOOKS.around["layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend"]
-        out, z = hooked(unexpected, backend, mixed_qkv=unsplit, a=layer.ba, b=layer.ba, **call)
-        again = hooked(unexpected, backend, mixed_qkv=mixed, a=a, b=b, **call)  # as Qwen3-Next's
-        assert torch.equal(again[: layer.live], out[: layer.live])
-    else:
-        out = gdn_backend.GDNAttnBackend.forward_extend(backend, mixed_qkv=mixed, a=a, b=b, **call)[0]
-    return {"outputs": out[: layer.live], "z": z, "windows": windows}
-
-
-def unexpected(*_: Any, **__: Any) -> None:
-    raise AssertionError("SGLang's own verify was called")
-
-
-def test_a_servers_verify_is_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the hooks: the convolution bit by bit, the outputs as near as a rounded beta is."""
-    decode_with_triton(monkeypatch)
-    layer = Layer(5, pads=1, gap=8)
-    expected = verified(layer, monkeypatch, hook=False)
-    found = verified(layer, monkeypatch, hook=True)
-    assert torch.equal(found["z"], expected["z"]) and torch.equal(bits(found["windows"]), bits(expected["windows"]))
-    torch.testing.assert_close(found["outputs"], expected["outputs"], rtol=0.05, atol=0.02)

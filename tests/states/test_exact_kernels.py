@@ -1,17 +1,15 @@
 """What exact mode requires of SGLang's kernels as Triton compiles them, for GPUs that are not here.
 
-A verify must launch the very compilation of plain decoding, at any batch, width, padding and rank: Triton compiles by
-the divisibility of addresses and integers by 16, and a row that begins 8 bytes off changes the state's bits. A commit
-launches another one, with the heads of all layers side by side, whose arithmetic must be the same, as must that of
-plain decoding's fused convolution and of a verify's. A bump of SGLang or Triton fails here, not at a user. Batches
-differ in the compilations that a commit needs, all of which the start must launch.
+A verify must launch the very compilation of plain decoding: Triton compiles by the divisibility of addresses and
+integers by 16, and a row that begins 8 bytes off changes the state's bits, so a step asserts where rows begin. A commit
+launches another compilation, with the heads of all layers side by side, whose arithmetic must be the same, as must that
+of plain decoding's fused convolution and of a verify's. A bump of SGLang or Triton fails here, not at a user. That the
+start launches every compilation: ``tests/rehearsal``.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-import itertools
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,28 +24,20 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang.kernels.ops.attention import triton_gdn_fused_proj as projections
-from sglang.srt.mem_cache.memory_pool import MambaPool
 from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from sglang_dflash.drafter.config import load_config, text_config
 from sglang_dflash.features.exact import stepped
-from sglang_dflash.states import commit as commits
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
-from tests.ops.launches import Launch, compiled_for, first_calls, tensor
-from tests.support.cards import FOLDER
+from tests.ops.launches import Launch, compiled_for, tensor
 from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
 
 BF16, FP32, INT32, K, SLOTS, LAYERS = torch.bfloat16, torch.float32, torch.int32, 128, 64, 3
-BATCHES, WIDTHS = (1, 3, 48), (2, 5, 16)
 FLOATS = re.compile(r"F(H?ADD|MUL|FMA)\d?|MUFU|SHFL|F2F|F2FP")
-# Key and value heads of a rank: 4B, 35B-A3B and Coder-Next; the 27Bs, where a rank of 8 has rows of 8 mod 16 bytes.
-HEADS = [(16 // tp, heads // tp) for heads, ranks in ((32, (1, 16)), (48, (1, 2, 4, 8, 16))) for tp in ranks]
-RANKS = [(*heads, dtype) for heads, dtype in zip(HEADS, itertools.cycle((FP32, BF16)), strict=False)]
 PAIRS = [("Qwen3.5-27B", 16, 48, FP32), ("Qwen3.6-35B-A3B", 16, 32, BF16)]
 RULE = "fused_recurrent_gated_delta_rule_packed_decode_kernel"
 
@@ -62,7 +52,7 @@ def gates(HV: int) -> tuple[Tensor, Tensor]:
     return tensor(HV, dtype=FP32), tensor(HV, dtype=BF16)
 
 
-def decode(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
+def decode(bs: int, width: int, H: int, HV: int, state: torch.dtype) -> None:
     """As SGLang's backend: the convolution's outputs, one layer of the pool, one slot per request."""
     dim, slots = 2 * H * K + HV * K, tensor(bs, dtype=INT32)
     mixed, _, b, a = projections.fused_qkvzba_causal_conv1d_update_contiguous(
@@ -74,72 +64,39 @@ def decode(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: boo
     stepped.fused_recurrent_gated_delta_rule_packed_decode(mixed, a, b, *gates(HV), K**-0.5, pool, out, slots, True)
 
 
-def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
-    """``varied``: with rows of a longer projection that begin one number off, as no kernel may receive them."""
+def verify(bs: int, width: int, H: int, HV: int, state: torch.dtype) -> None:
     sizes = [H * K, H * K, HV * K, HV, HV]
-    rows = tensor(bs * width, sum(sizes) + varied, dtype=BF16)[:, int(varied) :]
-    q, k, v, a, b = rows.split(sizes, -1)
+    q, k, v, a, b = tensor(bs * width, sum(sizes), dtype=BF16).split(sizes, -1)
     q, k, v = q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, K))
-    pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32, skipped=int(varied))
+    pool, slots = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)[1], tensor(bs, dtype=INT32)
     records = {f"replayssm_{name}": part[0] for name, part in zip(NAMES, records_of(H, HV), strict=True)}
     inputs = (q, k, v, a, b, *gates(HV), pool, slots)
     stepped.step_verify(inputs, SimpleNamespace(**records), served_block(width, tensor(bs)))
 
 
-def records_of(H: int, HV: int, layers: int = LAYERS) -> Records:
+def records_of(H: int, HV: int) -> Records:
     rings = ((HV, 16, K, BF16), (H, 16, K, BF16), (HV, 16, FP32), (HV, 16, K, BF16), (H, 16, K, BF16))
-    return Records(*(tensor(layers, 49, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
+    return Records(*(tensor(LAYERS, 49, *shape, dtype=dtype) for *shape, dtype in rings))  # type: ignore[misc]
 
 
-def commit(bs: int, width: int, H: int, HV: int, state: torch.dtype, varied: bool = False) -> None:
-    """``varied``: with tracked states."""
+def commit(bs: int, width: int, H: int, HV: int, state: torch.dtype) -> None:
     slots, counts = tensor(bs, dtype=INT32), tensor(bs, dtype=INT32)
-    targets = [(slots, counts), (tensor(bs), counts)] if varied else [(slots, counts)]
     pool = tensor(LAYERS, SLOTS, HV, K, K, dtype=state)
-    stepped.step_commit(pool, records_of(H, HV), [gates(HV)] * LAYERS, tensor(bs), slots, targets, width)
+    stepped.step_commit(pool, records_of(H, HV), [gates(HV)] * LAYERS, tensor(bs), slots, [(slots, counts)], width)
 
 
-# --- specialisations, by Triton's keys: nothing is compiled
+# --- rows at the addresses of plain decoding's
 
 
 @contextmanager
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
-    """Launches with the compilation that each would have: ``hash``, and ``runtime`` without constants."""
-
-    def specialised(
-        self: Any, key: str, signature: dict[str, str], device: Any, constants: Any, options: Any, attrs: Any, _: bool
-    ) -> Any:
-        names = list(signature)
-        divisible = {names[index] for (index, *_), found in attrs.items() if found}
-        types = tuple((name, kind, name in divisible) for name, kind in signature.items() if kind != "constexpr")
-        return SimpleNamespace(hash=(self.fn.__name__, key), runtime=(self.fn.__name__, *types))
-
+    """Launches, of which none is compiled."""
     with monkeypatch.context() as patch:
-        patch.setattr(JITFunction, "_do_compile", specialised)
+        patch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
         patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         with compiled_for(90) as launches:
             yield launches
-
-
-def specialisations(call: Callable[..., None], heads: Any, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
-    """Of the rule's kernel, at every batch and width, as a rank launches it: with constants, and without."""
-    with recorded(patch) as launches:
-        for bs, width, varied in itertools.product(BATCHES, WIDTHS, (False, True)):
-            call(bs, width, *heads, varied)
-    found = [launch.compiled for launch in launches if launch.kernel == RULE]
-    return {each.hash for each in found}, {each.runtime for each in found}
-
-
-@pytest.mark.parametrize("heads", RANKS)
-def test_a_step_specialises_as_plain_decoding(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verify launches its very compilation; a commit's, of one layer or of all, has other constants."""
-    whole, runtime = specialisations(decode, heads, monkeypatch)
-    assert len(whole) == len(runtime) == 1
-    assert specialisations(verify, heads, monkeypatch)[0] == whole
-    for scratch in (1, stepped.SCRATCH_BYTES):
-        monkeypatch.setattr(stepped, "SCRATCH_BYTES", scratch)
-        assert specialisations(commit, heads, monkeypatch)[1] == runtime
 
 
 def in_place(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -232,61 +189,3 @@ def single_operations(counts: collections.Counter[str]) -> dict[str, int]:
         if name != "F2FP":
             found[name.removesuffix("2").replace("FHADD", "FADD")] += count * (2 if name.endswith("2") else 1)
     return found
-
-
-def served(pair: str, H: int, HV: int, state: torch.dtype) -> Any:
-    """A target's runner and its pool of states, without storage, for 48 requests."""
-    layers = text_config(load_config(FOLDER / pair / "target"))["layer_types"].count("linear_attention")
-    records = {f"replayssm_{name}": part for name, part in zip(NAMES, records_of(H, HV, layers), strict=True)}
-    states = tensor(layers, SLOTS, HV, K, K, dtype=state)
-    cache = object.__new__(MambaPool.SpeculativeState)
-    vars(cache).update(dict.fromkeys(each.name for each in dataclasses.fields(cache)), temporal=states, **records)
-    pool = SimpleNamespace(
-        req_to_token=tensor(49, 64, dtype=torch.int32),
-        mamba_pool=SimpleNamespace(mamba_cache=cache),
-        req_index_to_mamba_index_mapping=tensor(49, dtype=torch.int32),
-        get_speculative_mamba2_params_all_layers=lambda: cache,
-    )
-    return SimpleNamespace(
-        req_to_token_pool=pool, model=[gates(HV)] * layers, max_running_requests=48, decode_cuda_graph_runner=None
-    )
-
-
-def a_step(bs: int, width: int, context: int) -> Any:
-    rows, counts = tensor(bs, dtype=torch.int64), tensor(bs, dtype=torch.int32)
-    batch = SimpleNamespace(req_pool_indices=rows, mamba_track_indices=rows)
-    return SimpleNamespace(
-        batch=batch,
-        width=width,
-        state=SimpleNamespace(committed_cpu=[context] * bs, in_flight=0),
-        state_slots=counts,
-        accepted=SimpleNamespace(accept_lens=counts, counts=[counts, counts], ends=[counts, counts]),
-    )
-
-
-@pytest.mark.parametrize(("pair", "H", "HV", "state"), PAIRS)
-def test_the_start_launches_the_commit_of_every_batch(
-    pair: str, H: int, HV: int, state: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
-    monkeypatch.setattr(stepped, "gates_of", lambda gates: gates)
-    monkeypatch.setattr(commits, "scatter_mamba_states_after_mtp_verify", lambda *_: None)
-    monkeypatch.setattr(commits, "get_schedule", lambda: SimpleNamespace(page_size=1))
-    monkeypatch.setattr(commits, "mamba_track_grid", lambda page: 256)
-    with compiled_for(90) as launches:
-        target = served(pair, H, HV, state)
-        worker: Any = SimpleNamespace(model_runner=target)
-        commit = stepped.SteppedCommit(worker)
-
-        def step(bs: int, width: int, context: int = 0, sampled: bool = False) -> None:
-            done = a_step(bs, width, context)
-            commit.prepare(done)
-            commit.advance(done)
-
-        first_calls(target, step, monkeypatch, every_batch=commit.compiles_every_batch)
-        at_start = {launch.key for launch in launches}
-        for bs in range(1, 49):
-            for context in (0, 255):  # without a snapshot and with one
-                step(bs, 16, context)
-    late = {launch.key for launch in launches} - at_start
-    assert at_start and not late, f"{len(late)} compilations under traffic, {len(at_start)} at the start"

@@ -75,7 +75,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "thoughts": {"max_tokens": 40},
     "cut thoughts": {"max_tokens": 3},
     "thoughts that end inside a block": {"logit_bias": {"5": 9.0}},  # </think>
-    "no thoughts": {**DIRECT, "logprobs": True, "top_logprobs": 3},
     "ends": {**DIRECT, "stop": ["apples", "3", "has"]},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": OBJECT}}},
     "forced call": {"tools": TOOLS[:1], "tool_choice": "required", "max_tokens": 60},

@@ -16,9 +16,9 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def seen(response: httpx.Response) -> dict[str, Any]:
-    """The answer's text, thoughts, calls, end and counts; per token the log-probability and the number of others."""
+    """The answer's text, thoughts, calls, end and counts."""
     is_whole = response.headers["content-type"].startswith("application/json")
-    found: dict[str, Any] = {"content": "", "reasoning_content": "", "scores": [], "errors": []}
+    found: dict[str, Any] = {"content": "", "reasoning_content": "", "errors": []}
     calls: dict[int, list[str]] = {}
     last: dict[str, Any] = dict.fromkeys(("finish_reason", "matched_stop", "usage"))
     for body in [response.json()] if is_whole else events(response):
@@ -32,8 +32,6 @@ def seen(response: httpx.Response) -> dict[str, Any]:
                 name_and_arguments = calls.setdefault(i if is_whole else call["index"], ["", ""])
                 for each, key in enumerate(("name", "arguments")):
                     name_and_arguments[each] += call["function"].get(key) or ""
-            for score in (choice.get("logprobs") or {}).get("content") or ():
-                found["scores"].append((score["token"], score["logprob"], len(score["top_logprobs"])))
             for end in ("finish_reason", "matched_stop"):
                 last[end] = choice.get(end) or last[end]
     return {**found, **last, "calls": calls}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dflash.ops import host_rows
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.worker.start import calibration
 from tests.width.traffic import WIDTHS, Machine, drive
@@ -68,16 +66,6 @@ class Rank:
 MACHINE = SlowMachine(16)
 
 
-def test_with_time_every_cell_is_the_minimum_of_five_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, start=1e6)
-    assert rank.times() == pytest.approx(MACHINE.points(SIZES))
-    counts = Counter(rank.steps)
-    assert {counts[size, width] for size in SIZES for width in WIDTHS[:-1]} == {calibration.REPEATS}
-    # Each number of rows that a CPU pads to has run.
-    padded = {host_rows(size * width) for size in range(1, USERS + 1) for width in WIDTHS}
-    assert {host_rows(size * width) for size, width in rank.steps} == padded
-
-
 @pytest.mark.parametrize("start", [40, 80, 200])
 def test_calibration_takes_a_tenth_of_a_start_and_runs_the_same_steps_on_all_ranks(
     start: float, monkeypatch: pytest.MonkeyPatch
@@ -89,13 +77,6 @@ def test_calibration_takes_a_tenth_of_a_start_and_runs_the_same_steps_on_all_ran
     second = Rank(monkeypatch, start, slower=3, first=first)
     second.times()
     assert second.steps == first.steps and len(first.steps) < 5 * len(SIZES) * len(WIDTHS)
-
-
-def test_one_request_and_the_edges_of_a_few_are_always_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch, start=0)
-    times = rank.times()
-    assert Counter(rank.steps) == dict.fromkeys([*((1, width) for width in WIDTHS), (4, 1), (4, WIDTHS[-1])], 2)
-    assert [times[1, width] for width in WIDTHS] == pytest.approx([MACHINE.milliseconds(1, width) for width in WIDTHS])
 
 
 @pytest.mark.parametrize("start", [5, 200])

@@ -1,4 +1,4 @@
-"""Blocks that are copied from the request: text, seeds and grammars stay as they are, and fewer steps are taken.
+"""Blocks that are copied from the request: text and grammars stay as they are, and fewer steps are taken.
 
 The shared server compares the histories on the device with the host's tokens before each step.
 """
@@ -52,17 +52,6 @@ def test_repeats_are_copied_and_the_text_stays(concurrency: int, copying: Server
     assert sum(after[copied].values()) >= sum(before[copied].values()) + len(inputs)
     assert after[tokens] >= before[tokens] + 2 * len(inputs)
     assert all(4 <= int(length) <= 16 for length in after[copied])
-
-
-def test_a_seed_gives_the_same_text_with_copies(copying: Server, dflash_hybrid: Server) -> None:
-    inputs = repeats(4, seed=2)
-    params = [
-        {"temperature": 1.0 + i % 2 / 2, "top_p": 0.9, "sampling_seed": i, "max_new_tokens": NEW_TOKENS}
-        for i in range(len(inputs))
-    ]
-    copied, drafted = (tokens(answers(server, inputs, params)) for server in (copying, dflash_hybrid))
-    assert copied == drafted
-    assert copied != texts(generate_all(dflash_hybrid, inputs, 8, NEW_TOKENS))
 
 
 def test_a_grammar_refuses_what_a_copy_proposes(copying: Server, plain_hybrid: Server) -> None:

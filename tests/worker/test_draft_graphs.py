@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
 from sglang_dflash.worker import draft_graphs, forwards
 from sglang_dflash.worker.draft_graphs import INPUTS, DraftGraphs
@@ -92,14 +91,6 @@ def test_an_eager_draft_injects_its_own_rows_only(runs: bool, rows: int, monkeyp
     monkeypatch.setattr(forwards, "draft_tp_context", lambda ranks: nullcontext())
     draft._forward(a_step(3, WIDTH, 1))
     assert waiting == [rows * WIDTH]
-
-
-def test_sglangs_runner_serves_where_graphs_have_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = capturing(monkeypatch)
-    graphs.backend = BreakableCudaGraphBackend.__new__(BreakableCudaGraphBackend)
-    graphs.capture()
-    assert type(graphs) is DecodeCudaGraphRunner
-    assert not any(hasattr(batch, name) for batch in graphs.backend.batches.values() for name in INPUTS)
 
 
 def test_sglangs_runner_serves_after_a_failed_capture(

@@ -59,19 +59,6 @@ class Case:
         return window
 
 
-CASES = (
-    Case(16, "good", (*SYNC, *PAGED, *CHUNKED)),
-    Case(16, "weak"),
-    Case(64, "good", SYNC),
-    Case(64, "interleaved"),
-    Case(64, "swa"),
-    Case(64, "swa", PAGED),
-    Case(4096),
-    Case(4096, "good", (*PAGED, *CHUNKED)),
-    Case(4096, "interleaved"),
-)
-
-
 @cache
 def reference(drafter: str, pair: str = PAIR) -> ReferenceDecoder:
     return ReferenceDecoder.load(target_path(pair), drafter_path(pair, drafter))
@@ -98,16 +85,6 @@ def check(case: Case, server: Server, probe: Path, number: int) -> None:
 
 def test_a_window_drafts_as_the_reference(windowed_hybrid: Server) -> None:
     check(Case(64, "interleaved", WINDOWED), windowed_hybrid, windowed_hybrid.folder, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join((case.drafter, *case.flags[1:])))
-def test_windows_of_every_kind_draft_as_the_reference(case: Case, tmp_path: Path) -> None:
-    plugin = with_plugin(tmp_path, "drafts")
-    with dflash_server(PAIR, tmp_path, *case.flags, drafter=case.drafter, **plugin) as server:
-        check(case, server, tmp_path, 6)
-        assert_nothing_leaked(server)
 
 
 def assert_reference_blocks(case: Case, prompt: list[int], answer: Answer, folder: Path) -> set[int]:

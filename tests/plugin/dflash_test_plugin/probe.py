@@ -56,18 +56,6 @@ def sglangs_drafts() -> None:
     _hook("BEFORE", "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2._accept_block", record)
 
 
-def mixed() -> None:
-    """``mixed.jsonl``: per request that decodes in the batch of a prefill, the tokens that the scheduler lacks."""
-
-    def record(result: Any, worker: Any, batch: Any, *_: Any) -> None:
-        decoding = {id(req) for req in batch.decoding_reqs or ()}
-        for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            if id(req) in decoding:
-                _write("mixed.jsonl", rid=req.rid, unseen=length - len(req.origin_input_ids) - len(req.output_ids))
-
-    _hook("AFTER", PREFILL, record)
-
-
 def states() -> None:
     """``state-<rid>-<length>.pt``: the recurrent state of a request after so many tokens, of each prefill and block."""
 
