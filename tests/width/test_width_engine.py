@@ -59,8 +59,8 @@ def mean_width_of_the_last(answers: list[Answer]) -> float:
 
 
 def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[float], bool], **sampling: Any) -> None:
-    """Ask up to 8 times, until the last answers have a wanted mean width; they equal the target's in transformers."""
-    for _ in range(8):
+    """Ask up to 24 times, until the last answers have a wanted mean width; they equal the target's in transformers."""
+    for _ in range(24):
         answers = generate_all(server, prompts, USERS, NEW_TOKENS, sampling_params=sampling)
         if wanted(mean_width_of_the_last(answers)):
             target = load_model(target_path(PAIR))

@@ -109,7 +109,7 @@ def assert_reference_blocks(case: Case, prompt: list[int], answer: Answer, folde
 def test_blocks_of_any_width_are_the_references(random_widths_hybrid: Server) -> None:
     """Plainly decoded tokens wait until the drafter reads them."""
     flush(random_widths_hybrid)
-    prompts = corpus(PAIR, 3, seed=1)
+    prompts = corpus(PAIR, 8, seed=1)
     answers = generate_all(random_widths_hybrid, prompts, 1, NEW_TOKENS)
     case, folder = Case(4096, "noisy"), random_widths_hybrid.folder
     widths = set().union(*(assert_reference_blocks(case, *each, folder) for each in zip(prompts, answers, strict=True)))
