@@ -19,6 +19,7 @@ import pytest
 import transformers
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 from tests.support.generation import flush
@@ -30,6 +31,7 @@ PAIR = "tiny-hybrid"
 MODEL = str(target_path(PAIR))
 DEMO = ("--dtype", "float32", "--enable-metrics", "--enable-cache-report")
 ENVIRONMENTS = Path(__file__).parents[2] / ".cache" / "tools"
+BENCHMARK = Path(__file__).parents[2] / "docs/benchmark.md"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 QUESTIONS = [prompt for task in TASKS for prompt in prompts(task, n=4, seed=3, shape="single")]
 MATH = prompts("math", n=20, seed=3, shape="single")
@@ -147,13 +149,30 @@ def samples(path: Path) -> list[tuple[float, Any]]:
     return [(item.get("exact_match", item.get("acc")), item["resps"]) for item in logged]
 
 
-def test_dflashs_benchmark_reports_the_servers_tokens(servers: tuple[Server, Server], tmp_path: Path) -> None:
+def local_gsm8k(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a data set of one question, which is loaded in place of the hub's and of a cached one."""
+    monkeypatch.setenv("HF_HOME", str(folder / "cache"))
+    (data := folder / "openai" / "gsm8k").mkdir(parents=True)
+    write(data, "test.jsonl", [{"question": question(MATH[0]), "answer": MATH[0].answer}])
+    config = "configs:\n- config_name: main\n  data_files:\n  - split: test\n    path: test.jsonl"
+    (data / "README.md").write_text(f"---\n{config}\n---\n")
+
+
+def test_the_cards_tasks_are_written_by_the_pages_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = Path(executable("dflash", "dflash")).with_name("python")
+    local_gsm8k(tmp_path, monkeypatch)
+    [command] = re.findall(r"zlab/bin/python (-c .*)", BENCHMARK.read_text())
+    run(tmp_path, "bash", "-c", f"task=gsm8k; {python} {command}")
+    [[message]] = load(str(tmp_path / "gsm8k.jsonl"), 8)
+    assert message["content"].startswith(question(MATH[0]) + "\n")
+
+
+def test_dflashs_benchmark_reports_the_servers_tokens(
+    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of z-lab. It reads ``meta_info`` of the response, where SGLang 0.5.23 has one per choice: no accept length."""
     benchmark = executable("dflash", "dflash")
-    (folder := tmp_path / "openai" / "gsm8k").mkdir(parents=True)  # in place of the hub's
-    write(folder, "test.jsonl", [{"question": question(MATH[0]), "answer": MATH[0].answer}])
-    config = "configs:\n- config_name: main\n  data_files:\n  - split: test\n    path: test.jsonl"
-    (folder / "README.md").write_text(f"---\n{config}\n---\n")
+    local_gsm8k(tmp_path, monkeypatch)
     counted = Counted(servers[1])
     given = ("--base-url", servers[1].url, "--dataset", "gsm8k", "--num-prompts", "3", "--max-new-tokens", "64")
     output = run(tmp_path, benchmark, "benchmark", "openai", "--model", MODEL, *given)

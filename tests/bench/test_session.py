@@ -44,6 +44,6 @@ def test_a_server_that_is_not_its_arm_is_refused(arm: str, info: dict[str, Any],
 def test_the_table_of_arms_has_each_arm_that_the_error_names() -> None:
     named = re.findall(r"(\w+)(?::BLOCK|,)", FORMS)
     assert sorted(named) == sorted(ARMS_OF_THE_TABLE) and AR in named
-    for kind in ("mtp:4", "dflash", "ar:8"):
+    for kind in ("ngram:8", "dflash", "ar:8"):
         with pytest.raises(DFlashError, match="is invalid"):
             Arm.parse(kind)

@@ -16,7 +16,7 @@ from sglang_dflash_lab.pairs import NAMES, drafter_path, target_path
 AR = "ar"
 OURS = ("dflash", "adaptive", "copies", "best")
 _BEST = Path(__file__).parents[1] / "measure" / "best_drafts"  # a plugin of the servers
-KINDS = (*OURS, "builtin", "ngram")  # beside ``ar``
+KINDS = (*OURS, "builtin")  # beside ``ar``
 _ARM = re.compile(rf"(?:(?P<ar>ar)|(?P<kind>{'|'.join(KINDS)}):(?P<size>\d+))(?P<env>(?:\+\w+=[^+]*)*)")
 FORMS = f"{AR}, {', '.join(f'{kind}:BLOCK' for kind in KINDS)}, and optional +NAME=VALUE"
 
@@ -67,7 +67,7 @@ class Arm:
     Attributes:
         kind: ``ar`` (no speculation), ``dflash`` (our worker, fixed block), ``adaptive`` (our worker, adaptive width),
             ``copies`` (our worker, no drafter), ``best`` (``dflash`` without the target's noise in drafts),
-            ``builtin`` (SGLang's DFLASH worker), or ``ngram`` (SGLang's n-gram speculation).
+            or ``builtin`` (SGLang's DFLASH worker).
         size: block size; 0 for ``ar``.
     """
 
@@ -93,8 +93,6 @@ class Arm:
         """Return the arguments to add to ``--model-path TARGET``; raise a DFlashError if a drafter is missing."""
         if self.kind == AR:
             return []
-        if self.kind == "ngram":
-            return ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(self.size)]
         if self.kind == "copies":
             return ["--speculative-algorithm", "DFLASH", "--speculative-num-draft-tokens", str(self.size)]
         if pair.drafter is None:
@@ -123,7 +121,7 @@ def check_arm(arm: Arm, info: dict[str, Any]) -> None:
     algorithm, block = info.get("speculative_algorithm"), info.get("speculative_num_draft_tokens")
     ours = WORKER_KEY in info["internal_states"][0]
     checks = [(f"speculative_algorithm {algorithm}", (algorithm is None) == (arm.kind == AR))]
-    if arm.kind in (*OURS, "builtin"):
+    if arm.kind in KINDS:
         checks.append((f"{'our' if ours else 'not our'} worker", ours == (arm.kind in OURS)))
         checks.append((f"block size {block}", block == arm.size))
     for found, right in checks:

@@ -42,7 +42,7 @@ def bench(
 
     Every answer is compared with plain decoding's. Ctrl-C keeps the finished runs; the same command resumes.
 
-    Modes: ar, or dflash, adaptive, copies, best, builtin or ngram with :BLOCK; +NAME=VALUE after a mode sets an
+    Modes: ar, or dflash, adaptive, copies, best or builtin with :BLOCK; +NAME=VALUE after a mode sets an
     environment variable of its server.
 
     Tasks: those of the tiny pairs, or JSON-lines files whose rows have `messages`, `turns` (the first is asked),
