@@ -10,7 +10,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import old_flags, resolution
 from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
-from sglang_dflash.model import capture, configuration
+from sglang_dflash.model import loading
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
 from sglang_dflash.upstream.names import HookRegistry, get_parallel
@@ -31,11 +31,10 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
         HookRegistry.apply_hooks()
     if decision_of(server_args).plan is None:
         return
-    from sglang_dflash.features import reports, streams
-    from sglang_dflash.features.updates import requests as updates
+    from sglang_dflash.features import reports, streams, weight_updates
 
     if role == "tokenizer":
-        install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, updates.TOKENIZER_HOOKS)
+        install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, weight_updates.TOKENIZER_HOOKS)
     elif role == "detokenizer":
         install(streams.DETOKENIZER_HOOKS)
 
@@ -73,8 +72,8 @@ def compare_nodes(decided: Decision) -> None:
 
 HOOKS = Hooks(  # of every process, before there is a plan
     before={
-        "configs.model_config.ModelConfig.__init__": configuration.override_drafter,
-        "configs.model_config.ModelConfig._derive_context_length": configuration.lift_context,
+        "configs.model_config.ModelConfig.__init__": loading.override_drafter,
+        "configs.model_config.ModelConfig._derive_context_length": loading.lift_context,
     },
     around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker},
     after={
@@ -85,8 +84,8 @@ HOOKS = Hooks(  # of every process, before there is a plan
 _PARTS = "model_executor.model_runner_components"
 SCHEDULER_HOOKS = Hooks(  # also where SGLang's own worker serves; importing their targets initialises a GPU
     around={
-        f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
-        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": capture.capture_without_drafter,
+        f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": loading.capture_layers,
+        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": loading.capture_without_drafter,
     }
 )
 
@@ -95,10 +94,20 @@ def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
     from sglang.srt.runtime_context import get_exec
 
-    from sglang_dflash.features import hidden, pools, ranks, reports, requests, streams, tails, transfer, window
-    from sglang_dflash.features import verify_attention as attention
+    from sglang_dflash.features import (
+        hidden,
+        pools,
+        ranks,
+        reports,
+        requests,
+        streams,
+        tails,
+        transfer,
+        verify_attention,
+        weight_updates,
+        window,
+    )  # fmt: skip
     from sglang_dflash.features.exact import rows, stepped
-    from sglang_dflash.features.updates import writes
     from sglang_dflash.states import replay, verify
     from sglang_dflash.step import state
 
@@ -108,9 +117,9 @@ def enter_scheduler(plan: ServingPlan) -> None:
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         state.HOOKS: True,
-        writes.HOOKS: True,
+        weight_updates.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
-        attention.HOOKS: plan.verify_attention,
+        verify_attention.HOOKS: plan.verify_attention,
         rows.HOOKS: plan.exact,
         stepped.HOOKS: plan.exact and plan.replay,
         verify.HOOKS: plan.replay and not plan.exact,

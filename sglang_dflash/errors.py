@@ -42,14 +42,12 @@ class Finding:
         value: the fact, or what is wrong.
         remedy: as in :class:`DFlashError`.
         about: the heading under which ``check`` prints it.
-        estimated: whether it depends on estimated sizes.
     """
 
     level: Level
     value: str
     remedy: str = ""
     about: str = ""
-    estimated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", printable(self.value))  # may quote a file
@@ -75,7 +73,6 @@ def first_true(reasons: Mapping[str, object]) -> str | None:
 
 
 def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Raise the first error that does not depend on an estimate."""
     for finding in findings:
-        if finding.level == "error" and not finding.estimated:
+        if finding.level == "error":
             raise DFlashError(finding.value, finding.remedy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
@@ -13,11 +12,9 @@ from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.settings import Settings, flag_of
-from sglang_dflash.upstream import TESTED_SGLANG, check_version
+from sglang_dflash.upstream import check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
-_MISSPELT = 0.9  # similarity of a misspelt flag; less proves nothing
-_ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
 _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_cache"}  # read for other reasons
 # neither memory nor kernels, in addition to SGLang's groups `Serving` and `Observability`
 _SILENT = {"download_dir", "load_format", "max_queued_requests", "random_seed", "schedule_policy", "sleep_on_idle"}
@@ -51,7 +48,7 @@ def merged(flags: Sequence[str]) -> list[str]:
     """Return the flags behind those of a ``--config`` file, as SGLang merges them; DFlashError for a bad file."""
     if "--config" not in flags:
         return list(flags)
-    from sglang_dflash.upstream.flags import ConfigArgumentMerger, yaml
+    from sglang_dflash.upstream.names import ConfigArgumentMerger, yaml
 
     try:
         return [*ConfigArgumentMerger(sglang_parser()).merge_config_with_args(list(flags))]
@@ -69,9 +66,7 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
     own = [f"{flag_of(name)}={value}" for name, value in pair.items() if value is not None]
     parser = sglang_parser()
-    args, unknown = parser.parse_known_args([*own, *flags])
-    if unknown:
-        _refuse_unknown(unknown[0], [*parser._option_string_actions])
+    args = parser.parse_args([*own, *flags])
     for name, value in vars(args).items():
         if value == [] and parser.get_default(name) != []:  # argparse's reading of "--flag=--"
             parser.error(f"{flag_of(name)}: expected one argument")
@@ -90,7 +85,7 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
 
 def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
     """Yield a note that names the given arguments that ``check`` has not read, if they can matter."""
-    from sglang_dflash.upstream.flags import Observability, Serving
+    from sglang_dflash.upstream.names import Observability, Serving
 
     read = settings.read - _COUNTED_IN_PART | _SILENT | Serving.__annotations__.keys()
     read |= Observability.__annotations__.keys()
@@ -103,18 +98,3 @@ def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
             remedy="read the memory that the server logs at its start",
             about="flags not counted",
         )
-
-
-def _refuse_unknown(word: str, known: list[str]) -> NoReturn:
-    if not word.startswith("-"):
-        raise DFlashError(
-            f"the word {word!r} belongs to no flag",
-            remedy="leave it out, or put its flag before it; the models come first",
-        )
-    name = word.partition("=")[0]
-    matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
-    similar = next(iter(matches), None)
-    raise DFlashError(
-        f"SGLang {TESTED_SGLANG} has no flag {name}",
-        remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
-    )

@@ -180,7 +180,7 @@ def preflight(settings: Settings, device: Device) -> Report:
         about = "configuration"
         findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
         if _goes_on(findings):
-            findings += [*_check_stages(settings), *judge(launch, LATE)]
+            findings += judge(launch, LATE)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, about)])
     if not _goes_on(findings):
@@ -191,15 +191,10 @@ def preflight(settings: Settings, device: Device) -> Report:
     try:
         memory = predict(launch, plan)
     except DFlashError as refused:  # SGLang may have better sizes
-        return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
+        return Report([*findings, Finding.of(refused, "memory")], plan)
     advice = more_requests(launch, memory)
     findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
     return Report(findings, plan, memory, advice, settings.replicas)
-
-
-def _check_stages(settings: Settings) -> Iterator[Finding]:
-    if settings.pp_size > 1:
-        yield error("DFLASH needs one pipeline stage", remedy="leave --pp-size out", about="pipeline stages")
 
 
 def _goes_on(findings: Iterable[Finding]) -> bool:
@@ -234,9 +229,8 @@ def _sizes(launch: Launch, pools: Pools, advice: Sequence[Advice]) -> Iterator[F
     weights, static = pools.sizing.weights, pools.static_bytes
     if is_weighed(launch) and weights < static:
         yield ok(f"{size(weights)} of {size(static)}", about="weights")
-    is_estimate = not is_weighed(launch) or weights < static
-    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING, estimated=is_estimate)
-    yield replace(_tokens(pools, smaller), about=_LENGTH, estimated=True)
+    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING)
+    yield replace(_tokens(pools, smaller), about=_LENGTH)
 
 
 def _running(launch: Launch, pools: Pools, advice: Sequence[Advice], smaller: str) -> Finding:

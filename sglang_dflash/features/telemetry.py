@@ -54,7 +54,7 @@ class Telemetry(Feature):
         if kept is not None:
             self._count_not_finite(int(kept))
         if self._payoff is not None:
-            self._payoff.count(finished, policy, figures.total(BROKEN))
+            self._payoff.count(finished, policy, figures.totals[BROKEN])
         figures.set(PAYS, self._payoff is None or self._payoff.pays is not False)
         if figures.exported:
             for timed in finished.timed:
@@ -75,7 +75,7 @@ class Telemetry(Feature):
 
     def info(self) -> dict[str, Any]:
         """Return the figures and the judgement."""
-        lengths = self._figures.counted(BLOCKS)
+        lengths = self._figures.counts[BLOCKS]
         tokens = sum(length * blocks for length, blocks in lengths.items())
         return {
             **self._figures.info(),
@@ -85,7 +85,7 @@ class Telemetry(Feature):
         }
 
     def _count_not_finite(self, total: int) -> None:
-        if total and not self._figures.total(BROKEN) and self._payoff is not None:
+        if total and not self._figures.totals[BROKEN] and self._payoff is not None:
             logger.warning(
                 "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
                 "drafts are rejected. Fix: %s",

@@ -15,7 +15,7 @@ from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import Layers, count, layers_of
+from sglang_dflash.launch.layers import count, layers_of
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.widths import WidthConfig, read_config
 
@@ -67,9 +67,6 @@ class Launch:
         """Return a launch of the same models with other arguments of SGLang."""
         return replace(self, settings=self.settings.changed(**changes))
 
-    def loaded_from(self, view: str) -> Launch:
-        return replace(self, drafter_files=replace(self.drafter_files, name=view, revision=None))
-
     @property
     def has_drafter(self) -> bool:
         return bool(self.drafter_files.name)
@@ -84,16 +81,12 @@ class Launch:
     def text(self) -> Mapping[str, Any]:
         return text_config(self.target)
 
-    @cached_property
-    def layers(self) -> Layers:
-        return layers_of(self.text)
-
     @property
     def hybrid(self) -> bool:
         """Whether layers are gated delta nets."""
         if self.sglangs_hybrid is not None:
             return self.sglangs_hybrid
-        return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
+        return isinstance(self.text.get("num_hidden_layers"), int) and layers_of(self.text).delta > 0
 
     @cached_property
     def context(self) -> int:
@@ -110,10 +103,6 @@ class Launch:
     @cached_property
     def quantisation_method(self) -> str | None:
         return None if self.quantisation is None else method_of(self.quantisation)
-
-    @cached_property
-    def tokenizer(self) -> dict[str, Any] | None:
-        return self.target_files.json("tokenizer.json")
 
     @cached_property
     def drafter(self) -> DrafterConfig:

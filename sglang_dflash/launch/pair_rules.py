@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import TOKENIZER
 from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
@@ -201,7 +202,7 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
 
 
 def _tokenizer(launch: Launch) -> Iterator[Finding]:
-    ours, theirs = launch.drafter_files.json("tokenizer.json"), launch.tokenizer
+    ours, theirs = (files.json(TOKENIZER) for files in (launch.drafter_files, launch.target_files))
     if theirs is None:
         yield warn("the target has no tokenizer.json", remedy="check --tokenizer-path")
     elif ours is not None and (_added_tokens(ours), _words(ours)) != (_added_tokens(theirs), _words(theirs)):

@@ -142,8 +142,6 @@ class ServingPlan:
             "block_size": self.block,
             "drafted": self.drafted,
             "adaptive": self.widths is not None,
-            "strategy": f"{'chain of argmax drafts' if self.has_drafter else 'copies alone'}, "
-            f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
             "target_layer_ids": list(self.drafter.target_layer_ids),
@@ -186,11 +184,6 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
             "off: retracted requests of a hybrid target would resume with a state ahead of their tokens",
             remedy="none needed",
         )
-
-
-def check_backup(launch: Launch) -> Iterator[Finding]:
-    if backs_up_drafter(launch):
-        yield note("backed up in host memory while the server sleeps", remedy="none needed")
 
 
 def backs_up_drafter(launch: Launch) -> bool:

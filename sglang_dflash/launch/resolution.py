@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.drafter.checkpoint import plain_view
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
@@ -114,7 +114,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     check_sglang()
     _declare(server_args, **(changes := changes_for_models(launch)))
     if view := changes.get("speculative_draft_model_path"):
-        launch = launch.loaded_from(view)
+        launch = replace(launch, drafter_files=ModelFiles(view))
     write_record(server_args, Decision(launch=launch))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,26 +25,21 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class Span:
-    """The time of a launched step, from its start to that of the next one; ``tokens`` are those of all requests."""
+class Timed:
+    """The time of a step, from its start to that of the next one.
 
-    start: Any
-    end: Any = None
+    Attributes:
+        caught_up: whether the step also injected tokens of plain steps, so that the time is an upper bound.
+        tokens: those that the step committed, of all requests.
+    """
+
     batch_size: int = 0
     width: int = 0
+    milliseconds: float = 0.0
     caught_up: bool = False
     tokens: int = 0
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A step's time. ``caught_up``: it also injected tokens of plain steps, so that the time is an upper bound."""
-
-    batch_size: int
-    width: int
-    milliseconds: float
-    caught_up: bool = False
-    tokens: int = 0
+    start: Any = field(default=None, compare=False)
+    end: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -73,9 +68,9 @@ class Flight:
         device = torch.device(device)
         self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._every, self._begun = every, 0
-        self._steps: deque[tuple[Choice, Sequence[Req], Span | None, Sequence[Any]]] = deque()
-        self._open: Span | None = None
-        self._ended: deque[Span] = deque()
+        self._steps: deque[tuple[Choice, Sequence[Req], Timed | None, Sequence[Any]]] = deque()
+        self._open: Timed | None = None
+        self._ended: deque[Timed] = deque()
 
     def begin(self) -> None:
         """Call before a decode step is launched."""
@@ -85,7 +80,7 @@ class Flight:
         if self._open is not None:
             self._open.end = now
             self._ended.append(self._open)
-        self._open = Span(now) if timed else None
+        self._open = Timed(start=now) if timed else None
 
     def interrupt(self) -> None:
         """Call before another forward is launched."""
@@ -109,7 +104,8 @@ class Flight:
         while self._ended and (self._events is None or self._ended[0].end.query()):
             span = self._ended.popleft()
             seconds = span.end - span.start if self._events is None else span.start.elapsed_time(span.end) / 1000
-            timed.append(Timed(span.batch_size, span.width, seconds * 1000, span.caught_up, span.tokens))
+            span.milliseconds = seconds * 1000
+            timed.append(span)
         return timed
 
     def _now(self) -> Any:

@@ -30,7 +30,7 @@ from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.processors import Processors
 from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
-from sglang_dflash.ops import accept_block, repeat_rows
+from sglang_dflash.ops import accept_block
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 _SIMULATED = 100  # the token that SGLang's worker commits
+_PARAMETERS = "temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"
 _MASK_ROWS = "sampling_mask_batch_indices", "sampling_support_logprobs_capture_indices"
 
 
@@ -168,14 +169,11 @@ def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     indices = {name: rows for name in _MASK_ROWS if (rows := getattr(info, name)) is not None}
     if info.is_all_greedy and not indices:
         return info
-    seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
-    *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
-    repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
-    if info.sampling_seed is not None:
-        repeated["sampling_seed"] = seeds
+    given: dict[str, Any] = {name: getattr(info, name) for name in (*_PARAMETERS, "seeds")}
+    repeated = {name: each if each is None else each.repeat_interleave(width, 0) for name, each in given.items()}
+    seeds = repeated.pop("seeds")
     for name, rows in indices.items():
         repeated[name] = (rows[:, None] * width + torch.arange(width, device=rows.device)).flatten()
     block = dataclasses.replace(info, **repeated)
-    if info.sampling_seed is None:
-        block.seeds = seeds
+    block.seeds = seeds
     return block

@@ -113,8 +113,6 @@ def launch_ours(
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.take_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=MIN_MATCH, margin=MARGIN)
     values = tensor(bs, dtype=torch.float32, skipped=skipped)
-    top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
-    ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
     logits, seeds = tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width)
     each = tensor(bs * width, dtype=torch.float32, skipped=skipped)
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each

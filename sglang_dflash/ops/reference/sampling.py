@@ -61,11 +61,6 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
     return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
 
 
-def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
-    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; all but the first may be None."""
-    return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
-
-
 def seeded_tokens(
     logits: Tensor,
     temperatures: Tensor,
