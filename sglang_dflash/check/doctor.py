@@ -59,11 +59,8 @@ class Installation:
     def as_json(self) -> dict[str, Any]:
         problem = self.problem and {"value": self.problem.problem, "fix": self.problem.remedy}
         found = {"problem": problem, "worker": self.worker, "device": asdict(self.device), "untested": self.untested}
-        return (
-            found
-            | {"folder": __path__[0], "plugins": _other_plugins(), "versions": self.versions}
-            | {"patched": self.patched}
-        )
+        found |= {"folder": __path__[0], "plugins": _other_plugins(), "versions": self.versions}
+        return found | {"patched": self.patched}
 
     def lines(self, *, verbose: bool = False) -> Iterator[str]:
         if self.problem is None:

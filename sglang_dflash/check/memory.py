@@ -13,10 +13,9 @@ from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes
 from sglang_dflash.errors import Finding, note, warn
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE, size
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
-from sglang_dflash.launch.sizes import dtype_bytes, heads_per_rank, state_bytes, target_kv_per_token
+from sglang_dflash.launch.sizes import count, dtype_bytes, heads_per_rank, state_bytes, target_kv_per_token
 from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
 from sglang_dflash.launch.which_worker import unproven_kind
 

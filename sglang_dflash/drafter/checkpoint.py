@@ -150,7 +150,7 @@ class ModelFiles:
         return read_object(file) if file.is_file() else None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        files = _weight_files(self.folder)
+        files = sorted(file for file in self.folder.glob(f"*{_WEIGHTS}") if file.is_file())
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
@@ -262,10 +262,6 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _unreadable(source, f"holds a {type(found).__name__}, not a JSON object")
     return found
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob(f"*{_WEIGHTS}") if file.is_file())
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:

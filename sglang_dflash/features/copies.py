@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
@@ -107,7 +108,4 @@ class Copies(Feature):
         # image placeholders are hashes of up to 62 bits
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
-        self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)
-
-    def _pinned(self, host: Tensor) -> Tensor:
-        return host if self.history.is_cpu else host.pin_memory()
+        self.history[row, : len(ids)] = async_h2d_stack([host], device=self.history.device)[0]

@@ -76,7 +76,6 @@ class Payoff:
             "pays": self.pays,
             "accept_length": self.accept_length,
             "break_even": prospect.cost if prospect else causes.BREAK_EVEN,
-            "judged_by": "costs" if prospect else "accept length",
             "known": self._known,
             "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
         }

@@ -39,7 +39,8 @@ class Seeds(Feature):
     def start(self, batch: ScheduleBatch) -> None:
         if _draws(batch.sampling_info):
             fresh = fresh_rows(batch)
-            seeds = [self._seed(batch.reqs[i]) for i in fresh]
+            given = [batch.reqs[i].sampling_params.sampling_seed for i in fresh]
+            seeds = [self._random.getrandbits(63) if seed is None else seed for seed in given]
             indices, values = async_h2d([fresh, seeds], dtype=torch.int64, device=self._slots.device)
             self._slots[batch.req_pool_indices.long()[indices]] = values
         self.attach(batch)
@@ -68,10 +69,6 @@ class Seeds(Feature):
         values = seeds, info.temperatures.view(-1), info.top_ks, info.top_ps, info.min_ps
         for memory, value in zip(self.noise, values, strict=True):
             memory[: len(value)].copy_(value)
-
-    def _seed(self, req: Any) -> int:
-        seed: int | None = req.sampling_params.sampling_seed
-        return self._random.getrandbits(63) if seed is None else seed
 
 
 def _draws(info: Any) -> bool:

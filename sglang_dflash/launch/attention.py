@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.errors import first_true
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import layers_of
+from sglang_dflash.launch.sizes import layers_of
 
 # model type -> major compute capability -> SGLang's choice; 0: all others
 _LATENT = {9: "fa3", 10: "flashinfer", 0: "triton"}

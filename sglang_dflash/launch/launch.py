@@ -15,17 +15,10 @@ from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import count, layers_of
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
+from sglang_dflash.launch.sizes import DTYPE_BYTES, count, layers_of
 from sglang_dflash.launch.widths import WidthConfig, read_config
 
-DTYPE_BYTES: dict[str, float] = {
-    "float32": 4,
-    **dict.fromkeys(("bfloat16", "float16", "half", "bf16"), 2),
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), 1),
-    "mxfp8": 33 / 32,  # scales included
-    **dict.fromkeys(("nvfp4", "fp4_mx_block16"), 9 / 16),
-}
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
 OUR_BACKEND = "dflash"  # ops.block_attention

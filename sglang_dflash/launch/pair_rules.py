@@ -11,10 +11,10 @@ from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import check_window
 from sglang_dflash.launch.published import base_name, card_of_drafter, card_of_target, model_name
 from sglang_dflash.launch.settings import PLAIN_LAYERS
+from sglang_dflash.launch.sizes import count
 
 _FLAG = "--speculative-draft-model-quantization"
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests

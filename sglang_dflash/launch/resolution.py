@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -42,18 +42,6 @@ _LEVELS = {"note": logging.INFO, "warn": logging.WARNING}
 _NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Arguments of SGLang that this package replaces, by name: before, during and after SGLang resolves speculation.
-
-    Those of ``during`` are restored after it.
-    """
-
-    before: Mapping[str, Any]
-    during: Mapping[str, Any]
-    after: Mapping[str, Any]
-
-
 def changes_for_models(launch: Launch) -> dict[str, Any]:
     """Return what is replaced before SGLang reads the models."""
     changes: dict[str, Any] = {}
@@ -68,7 +56,8 @@ def changes_for_models(launch: Launch) -> dict[str, Any]:
     return changes
 
 
-def changes_for_plan(launch: Launch, plan: ServingPlan) -> Changes:
+def changes_for_plan(launch: Launch, plan: ServingPlan) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return what is replaced before, during and after SGLang resolves speculation."""
     settings, before = launch.settings, dict[str, Any]()
     if plan.own_attention:
         before["speculative_draft_attention_backend"] = OUR_BACKEND
@@ -90,7 +79,7 @@ def changes_for_plan(launch: Launch, plan: ServingPlan) -> Changes:
         # decoding has another
         after = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
         after["mamba_ssm_dtype"] = plan.state_dtype
-    return Changes(before, during, after)
+    return before, during, after
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -132,11 +121,11 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
     write_record(server_args, Decision(plan))
     if plan.own_attention:
         accept_our_backend()
-    changes = changes_for_plan(launch, plan)
-    restored = {name: getattr(launch.settings, name) for name in changes.during}
-    _declare(server_args, **changes.before, **changes.during)
+    before, during, after = changes_for_plan(launch, plan)
+    restored = {name: getattr(launch.settings, name) for name in during}
+    _declare(server_args, **before, **during)
     previous(server_args)
-    _declare(server_args, **restored, **changes.after)
+    _declare(server_args, **restored, **after)
 
 
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:

@@ -19,8 +19,9 @@ def _by_its_list(model: Any, layer_ids: list[int]) -> None:
     model.model.layers_to_capture = [layer + 1 for layer in layer_ids]  # a layer's output is the next one's input
 
 
-# By class, where SGLang 0.5.23 has no working method for DFLASH. A test compares the captured layers of each with transformers' hidden states: Gemma 3's method for EAGLE-3
-# captures without the residual. Qwen3-VL's own method calls one that its language model lacks.
+# By class, where SGLang 0.5.23 has no working method for DFLASH. A test compares the captured layers of each with
+# transformers' hidden states: Gemma 3's method for EAGLE-3 captures without the residual. Qwen3-VL's own method calls
+# one that its language model lacks.
 CAPTURES: dict[str, Callable[[Any, list[int]], None]] = {
     "Glm4ForCausalLM": _by_its_list,
     "Glm4MoeForCausalLM": _as_for_eagle3,

@@ -41,16 +41,14 @@ def verify(
         b, a = gates.chunk(2, -1)
     width, cache = forward_batch.spec_info.draft_token_num, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices[: len(mixed_qkv) // width]
-    mixed, z, a, b = gdn_convolve(
-        mixed_qkv,
-        a,
-        b,
-        layer.conv_weights,
-        layer.bias,
+    pool = (
         cache.conv[0],
         slots,
         cache.intermediate_conv_window[0],
         backend.verify_intermediate_state_indices[: len(slots)],
+    )
+    mixed, z, a, b = gdn_convolve(
+        *(mixed_qkv, a, b, layer.conv_weights, layer.bias, *pool),
         width=width,
         silu=bool(layer.activation),
         recurrent=cache.temporal,

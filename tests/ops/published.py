@@ -112,7 +112,6 @@ def launch_ours(
     ops.match_copies(history, found, longs(bs), *appended, longest=MAX_MATCH, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.take_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=MIN_MATCH, margin=MARGIN)
-    values = tensor(bs, dtype=torch.float32, skipped=skipped)
     logits, seeds = tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width)
     each = tensor(bs * width, dtype=torch.float32, skipped=skipped)
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each
