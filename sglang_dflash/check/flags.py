@@ -19,7 +19,9 @@ _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_ca
 # neither memory nor kernels, in addition to SGLang's groups `Serving` and `Observability`
 _SILENT = {"download_dir", "load_format", "max_queued_requests", "random_seed", "schedule_policy", "sleep_on_idle"}
 _SILENT |= {"speculative_algorithm", "speculative_draft_load_format", "trust_remote_code", "watchdog_timeout"}
-_WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}  # SGLang sets both for DFLASH
+# SGLang sets the first two for DFLASH; each committed token is the target's own draw
+_WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}
+_WITHOUT_EFFECT |= {"speculative_use_rejection_sampling", "speculative_use_block_verification"}
 _PATH = ("/", "./", "../", "~")
 
 

@@ -11,7 +11,6 @@ from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.plan import check_window
 from sglang_dflash.launch.published import base_name, card_of_drafter, card_of_target, model_name
 from sglang_dflash.launch.settings import PLAIN_LAYERS
 from sglang_dflash.launch.sizes import count
@@ -120,18 +119,6 @@ def _heads(launch: Launch) -> Iterator[Finding]:
         yield error(f"--tp-size {tp} does not divide the drafter's {heads}", remedy=f"use {' or '.join(sizes)} ranks")
 
 
-def _candidates(launch: Launch) -> Iterator[Finding]:
-    top_k, vocab, tp = launch.drafter.selector_top_k, launch.drafter.vocab_size, launch.settings.sharing
-    # SGLang pads to a multiple of 64, or of 64 per rank, and divides evenly; the last rank is short
-    unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
-    smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
-    if top_k > smallest:
-        yield error(
-            f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
-            remedy="lower --tp-size",
-        )
-
-
 def _context(launch: Launch) -> Iterator[Finding]:
     context, configured = launch.settings.context_length or launch.context, launch.drafter.max_position_embeddings
     if configured < context:
@@ -233,8 +220,6 @@ DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
     "mask token": _mask_token,
     "block size": _block,
     "heads by tensor parallelism": _heads,
-    "candidates": _candidates,
-    "draft window": check_window,
     "context length": _context,
     "drafter's quantisation": _quantisation,
     "drafter's tensors": _tensors,

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, cast
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.errors import Finding, note, ok
+from sglang_dflash.errors import Finding, note
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
@@ -86,12 +86,6 @@ def draft_window(launch: Launch) -> DraftWindow | None:
     moves = settings.enable_hierarchical_cache or settings.disaggregation_mode != "null"
     saves = not moves and window.slots(tokens) < TOKENS_PER_REQUEST
     return window if requested is not None or saves else None
-
-
-def check_window(launch: Launch) -> Iterator[Finding]:
-    reads = draft_window(launch)
-    kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
-    yield ok("" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
 
 
 @dataclass(frozen=True)

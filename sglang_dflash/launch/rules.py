@@ -91,18 +91,6 @@ def _grammars(launch: Launch) -> Iterator[Finding]:
         yield Finding.of(cannot_roll_back("outlines", "OutlinesGrammar"))
 
 
-def _acceptance(launch: Launch) -> Iterator[Finding]:
-    flags = {
-        "--speculative-use-rejection-sampling": launch.settings.speculative_use_rejection_sampling,
-        "--speculative-use-block-verification": launch.settings.speculative_use_block_verification,
-    }
-    if given := [flag for flag, value in flags.items() if value]:
-        yield note(
-            f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
-            remedy="leave it out",
-        )
-
-
 def _backend(name: str, launch: Launch) -> Iterator[Finding]:
     settings, device, flag = launch.settings, launch.device, flag_of(name)
     if device.capability is None:
@@ -144,7 +132,6 @@ EARLY: dict[str, Rule] = {
     "target": which_worker.check_target,
     "drafter": _drafter_path,
     "grammar backend": _grammars,
-    "sampled acceptance": _acceptance,
     "configuration": _configuration,
     **{about: _with_drafter(rule) for about, rule in DRAFTER_RULES.items()},
     "recurrent snapshots": check_snapshots,

@@ -29,22 +29,13 @@ _PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "context_length": (1, 1 << 31),
-    "linear_replayssm_cache_len": (1, 1 << 16),
-    "mamba_full_memory_ratio": (1e-6, 1e6),
-    "mamba_track_interval": (1, 1 << 31),
-    "max_mamba_cache_size": (1, 1 << 31),
-    "max_running_requests": (1, 1 << 20),
-    "max_total_tokens": (1, 1 << 40),
-    "mem_fraction_static": (1e-6, 1),
-    "page_size": (1, 1 << 20),
-    "pp_size": (1, 1 << 16),
-    "speculative_dflash_block_size": (2, 1 << 12),
-    "speculative_draft_window_size": (1, 1 << 31),
+    "context_length": (1, 1 << 31), "linear_replayssm_cache_len": (1, 1 << 16), "mamba_full_memory_ratio": (1e-6, 1e6),
+    "mamba_track_interval": (1, 1 << 31), "max_mamba_cache_size": (1, 1 << 31), "max_running_requests": (1, 1 << 20),
+    "max_total_tokens": (1, 1 << 40), "mem_fraction_static": (1e-6, 1), "page_size": (1, 1 << 20),
+    "pp_size": (1, 1 << 16), "speculative_dflash_block_size": (2, 1 << 12), "tp_size": (1, 1 << 16),
+    "speculative_draft_window_size": (1, 1 << 31), "swa_full_tokens_ratio": (1e-6, 1),
     "speculative_num_draft_tokens": (2, 1 << 12),  # an anchor and a draft
-    "swa_full_tokens_ratio": (1e-6, 1),
-    "tp_size": (1, 1 << 16),
-}
+}  # fmt: skip
 # of a drafter, without which they are an error
 DRAFTER_ARGUMENTS = tuple(
     f"speculative_draft_{name}"

@@ -129,10 +129,8 @@ def check_worker(launch: Launch) -> Iterator[Finding]:
         yield builtin("context parallelism is used")
     if settings.enable_watermark:
         yield builtin("--enable-watermark is used")
-    if settings.speculative_accept_threshold_single != 1.0:
-        yield builtin("--speculative-accept-threshold-single is not lossless")
-    if settings.speculative_accept_threshold_acc != 1.0:
-        yield builtin("--speculative-accept-threshold-acc is not lossless")
+    if not settings.speculative_accept_threshold_single == settings.speculative_accept_threshold_acc == 1.0:
+        yield builtin("--speculative-accept-threshold-single or -acc is not lossless")
     yield ok("sglang-dflash")
 
 

@@ -41,18 +41,11 @@ def verify(
         b, a = gates.chunk(2, -1)
     width, cache = forward_batch.spec_info.draft_token_num, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices[: len(mixed_qkv) // width]
-    pool = (
-        cache.conv[0],
-        slots,
-        cache.intermediate_conv_window[0],
-        backend.verify_intermediate_state_indices[: len(slots)],
-    )
+    windows, rows = cache.intermediate_conv_window[0], backend.verify_intermediate_state_indices[: len(slots)]
     mixed, z, a, b = gdn_convolve(
-        *(mixed_qkv, a, b, layer.conv_weights, layer.bias, *pool),
-        width=width,
-        silu=bool(layer.activation),
-        recurrent=cache.temporal,
-    )
+        mixed_qkv, a, b, layer.conv_weights, layer.bias, cache.conv[0], slots, windows, rows, width=width,
+        silu=bool(layer.activation), recurrent=cache.temporal,
+    )  # fmt: skip
     q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v = v.unflatten(-1, (-1, layer.head_v_dim))

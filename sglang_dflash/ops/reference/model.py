@@ -146,13 +146,9 @@ def likeliest_tokens(logits: Tensor, k: int, positions: Tensor, noise: Noise) ->
 
 
 def walk_candidates(
-    candidates: Tensor,
-    unary: Tensor,
-    anchors: Tensor,
-    positions: Tensor,
-    noise: Noise | None = None,
+    candidates: Tensor, unary: Tensor, anchors: Tensor, positions: Tensor, noise: Noise | None = None,
     codebooks: Codebooks | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Choose a token per position, from left to right, by the candidates' scores.
 
     The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,

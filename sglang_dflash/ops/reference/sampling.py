@@ -62,12 +62,9 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
 
 
 def seeded_tokens(
-    logits: Tensor,
-    temperatures: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
-    seeds: Tensor,
+    logits: Tensor, temperatures: Tensor, filters: tuple[Tensor, Tensor, Tensor] | None, seeds: Tensor,
     positions: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Draw each row's token from its logits, which do not change.
 
     A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.
