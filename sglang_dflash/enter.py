@@ -31,21 +31,21 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
         HookRegistry.apply_hooks()
     if decision_of(server_args).plan is None:
         return
-    from sglang_dflash.features import reports, streams, weight_updates
+    from sglang_dflash.features import sglang_reports, streams, weight_updates
 
     if role == "tokenizer":
-        install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, weight_updates.TOKENIZER_HOOKS)
+        install(sglang_reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, weight_updates.TOKENIZER_HOOKS)
     elif role == "detokenizer":
         install(streams.DETOKENIZER_HOOKS)
 
 
-def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
+def create_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
         compare_nodes(decided := decision_of(server_args))
         if decided.plan is not None:
             enter_scheduler(decided.plan)
-            return our_worker()
+            return import_worker()
         if decided.reason is None:
             resolution.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
@@ -75,7 +75,7 @@ HOOKS = Hooks(  # of every process, before there is a plan
         "configs.model_config.ModelConfig.__init__": loading.override_drafter,
         "configs.model_config.ModelConfig._derive_context_length": loading.lift_context,
     },
-    around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker},
+    around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": create_worker},
     after={
         "server_args.ServerArgs.add_cli_args": old_flags.accept_old_flags,
         "runtime_context._configure_context": enter_process,
@@ -94,37 +94,28 @@ def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
     from sglang.srt.runtime_context import get_exec
 
-    from sglang_dflash.features import (
-        hidden,
-        pools,
-        ranks,
-        reports,
-        requests,
-        streams,
-        tails,
-        transfer,
-        verify_attention,
-        weight_updates,
-        window,
-    )  # fmt: skip
+    from sglang_dflash.features import hidden, pool_sizes, ranks, requests, streams, tails, transfer, window
+    from sglang_dflash.features import sglang_reports as reports
+    from sglang_dflash.features import verify_attention as attention
+    from sglang_dflash.features import weight_updates as updates
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.states import replay, verify
-    from sglang_dflash.step import state
+    from sglang_dflash.step import draft_state
 
     tables = {
         requests.HOOKS: True,
         streams.HOOKS: True,
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
-        state.HOOKS: True,
-        weight_updates.HOOKS: True,
+        draft_state.HOOKS: True,
+        updates.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
-        verify_attention.HOOKS: plan.verify_attention,
+        attention.HOOKS: plan.verify_attention,
         rows.HOOKS: plan.exact,
         stepped.HOOKS: plan.exact and plan.replay,
         verify.HOOKS: plan.replay and not plan.exact,
         replay.HOOKS: plan.replay,
-        pools.HOOKS: plan.replay,
+        pool_sizes.HOOKS: plan.replay,
         window.HOOKS: plan.window is not None,
         tails.HOOKS: plan.window is not None and plan.window.cached,
         transfer.RING_HOOKS: plan.window is not None and plan.role != "null",
@@ -134,7 +125,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     install(*(table for table, applies in tables.items() if applies))
 
 
-def our_worker() -> type:
+def import_worker() -> type:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.models.registry import ModelRegistry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import NoReturn
 
@@ -12,9 +13,11 @@ from sglang_dflash.errors import DFlashError, Finding, note
 from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.settings import Settings, flag_of
-from sglang_dflash.upstream import check_version
+from sglang_dflash.upstream import TESTED_SGLANG, check_version
 
 CPU_BACKEND = "torch_dflash"  # registered with SGLang by our CPU platform
+_MISSPELT = 0.9  # similarity of a misspelt flag; less proves nothing
+_ADAPTIVE, _FORKS_WIDTH = "--speculative-adaptive", "speculative-dflash-dynamic-vbs"  # the second is a fork's
 _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_cache"}  # read for other reasons
 # neither memory nor kernels, in addition to SGLang's groups `Serving` and `Observability`
 _SILENT = {"download_dir", "load_format", "max_queued_requests", "random_seed", "schedule_policy", "sleep_on_idle"}
@@ -68,7 +71,12 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
     own = [f"{flag_of(name)}={value}" for name, value in pair.items() if value is not None]
     parser = sglang_parser()
-    args = parser.parse_args([*own, *flags])
+    args, unknown = parser.parse_known_args([*own, *flags])
+    if unknown:
+        word, known = unknown[0].partition("=")[0], list(parser._option_string_actions)
+        near = [_ADAPTIVE] if word.endswith(_FORKS_WIDTH) else get_close_matches(word, known, 1, _MISSPELT)
+        remedy = ", or ".join([*(f"set {flag}" for flag in near), "leave the flag out"])
+        raise DFlashError(f"SGLang {TESTED_SGLANG} has no flag {word}", remedy=remedy)
     for name, value in vars(args).items():
         if value == [] and parser.get_default(name) != []:  # argparse's reading of "--flag=--"
             parser.error(f"{flag_of(name)}: expected one argument")

@@ -64,7 +64,7 @@ class Copies(Feature):
             self._write(row, [*req.origin_input_ids, *req.output_ids][:length])
         self._append_first(batch, batch.spec_info.bonus_tokens, lens)
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         if step.width == 1:
             return
         assert step.margins is not None, "the drafter returned no margins"
@@ -75,11 +75,11 @@ class Copies(Feature):
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
-    def keep(self, step: Step) -> tuple[list[int], Tensor]:
+    def collect(self, step: Step) -> tuple[list[int], Tensor]:
         return step.batch.req_pool_indices_cpu.numpy().tolist(), host_copy(self.found)
 
-    def read(self, finished: Finished, kept: tuple[list[int], Tensor]) -> None:
-        (rows, found), lengths, copied = kept, list[int](), 0
+    def read(self, finished: Finished, collected: tuple[list[int], Tensor]) -> None:
+        (rows, found), lengths, copied = collected, list[int](), 0
         keys, places = found.T.tolist()
         for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
             if finished.width > 1 and places[row]:

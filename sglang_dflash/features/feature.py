@@ -30,16 +30,16 @@ class Feature:
         """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
         self.start(batch)
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         """Read or change the drafts, before the target's forward."""
 
     def commit(self, step: Step) -> None:
         """Add the tokens of ``step.accepted``."""
 
-    def keep(self, step: Step) -> Any:
+    def collect(self, step: Step) -> Any:
         """Return what :meth:`read` needs of a launched step; no device memory of it may be written later."""
 
-    def read(self, finished: Finished, kept: Any) -> None:
+    def read(self, finished: Finished, collected: Any) -> None:
         """Read a step whose accept counts are on the host, in the order of the launches."""
 
     def info(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def wants_target_layers(req: Any) -> bool:
     return isinstance(params, dict) and params.get(FIELD) == TARGET_LAYERS
 
 
-def keep_last_layer(target: Any) -> None:
+def return_last_layer(target: Any) -> None:
     """Make the target also return its last layer; before its graphs are captured."""
     for module in target.model.modules():
         if isinstance(module, LogitsProcessor) and get_exec().features.return_hidden_states_mode:

@@ -58,24 +58,24 @@ class Processors(Feature):
         self._hide()
         self._add(batch, tokens[:, None], torch.ones_like(tokens))
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         if step.batch.sampling_info.has_custom_logit_processor:
             self._block = HostCopy(step.tokens)
 
     def commit(self, step: Step) -> None:
         self._add(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
-    def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
+    def apply(self, batch: ScheduleBatch, logits: Tensor, sample: Callable[[int], Tensor]) -> list[Tensor]:
         """Apply the processors in place to the positions that plain decoding reaches.
 
         Args:
             logits: [bs, w, V], adjusted in all other ways.
-            choose: returns the target's tokens at a position, int64 [bs].
+            sample: returns the target's tokens at a position, int64 [bs].
 
         Returns:
-            The results of ``choose``, until every request with a processor has rejected a draft.
+            The results of ``sample``, until every request with a processor has rejected a draft.
         """
-        assert self._block is not None, "drafted() has not run"
+        assert self._block is not None, "after_draft() has not run"
         reached = dict(_processed(batch))
         blocks, info, chosen = self._block.wait()[0], batch.sampling_info, list[Tensor]()
         self._show(reached.values())
@@ -87,7 +87,7 @@ class Processors(Feature):
                         params = [info.custom_params[row] for row in rows]
                         result = entry.processor(logits[indices, position], params)
                         logits[indices, position] = result.to(logits.dtype)
-                chosen.append(choose(position))
+                chosen.append(sample(position))
                 tokens = chosen[-1].tolist()
                 drafts = {row: blocks[row][position + 1 : position + 2] for row in reached}
                 reached = {row: req for row, req in reached.items() if drafts[row] == [tokens[row]]}

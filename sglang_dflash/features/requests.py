@@ -132,7 +132,7 @@ def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
     last_req.output_ids = last_req.output_ids_through_stop
 
 
-def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
+def end_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
     """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
 
     A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets SGLang also keeps the
@@ -160,7 +160,7 @@ HOOKS = Hooks(
         "speculative.dflash_utils.validate_dflash_request": refuse_request,
         "speculative.spec_sampling_mask.validate_spec_sampling_mask_request": refuse_mask,
         "managers.schedule_batch.Req.update_finish_state": end_at_first_token,
-        "session.streaming_session.StreamingSession.try_cache_finished_req": keep_streaming_turn,
+        "session.streaming_session.StreamingSession.try_cache_finished_req": end_streaming_turn,
     },
     after={"constrained.base_grammar_backend.create_grammar_backend": refuse_without_rollback},
     # under speculation SGLang samples a token even if none is requested

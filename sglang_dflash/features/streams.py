@@ -72,7 +72,7 @@ def _decode_once(original: Callable[..., list[str]], manager: Any, batch: Any) -
     return texts
 
 
-def keep_lengths(
+def store_lengths(
     original: Callable[..., None], manager: Any, meta_info: Any, state: Any, customized_info: Any, *row: Any
 ) -> None:
     """Hook around ``TokenizerManager.update_request_meta_info``: keep the lengths of tokens from the client."""
@@ -178,5 +178,5 @@ DETOKENIZER_HOOKS = Hooks(
     around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": decode_by_token}
 )
 TOKENIZER_HOOKS = Hooks(
-    around={f"{_TOKENIZER}.update_request_meta_info": keep_lengths, f"{_TOKENIZER}._stream_one_response": cut}
+    around={f"{_TOKENIZER}.update_request_meta_info": store_lengths, f"{_TOKENIZER}._stream_one_response": cut}
 )

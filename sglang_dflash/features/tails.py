@@ -82,7 +82,7 @@ class Tails:
         self._uses[tail.slots[len(shared) :] - self._first] = 1
         return tail
 
-    def keep(self, node: Any, tail: Tail) -> None:
+    def store(self, node: Any, tail: Tail) -> None:
         if old := self._by_node.pop(node, None):
             self.release(old)
         self._by_node[node] = tail
@@ -120,7 +120,7 @@ def cache_tail(_: None, __: Any, req: Any, **___: Any) -> None:
     """Hook after ``UnifiedRadixCache.checkpoint_into_tree``: the tree holds ``req``'s tokens up to ``last_node``."""
     rings = current.worker.rings
     if rings is not None and req.kv.cache_protected_len:
-        rings.keep_tail(req)
+        rings.store_tail(req)
 
 
 _TREE = "mem_cache.unified_radix_cache.UnifiedRadixCache"

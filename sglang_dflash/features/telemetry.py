@@ -13,7 +13,7 @@ from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.features.feature import Feature, host_copy
 from sglang_dflash.features.figures import BLOCKS, BROKEN, PAYS, RATE, STEPS, SURVIVAL, Figures
 from sglang_dflash.features.payoff import Payoff
-from sglang_dflash.features.width import Width
+from sglang_dflash.features.step_width import Width
 from sglang_dflash.width import AdaptiveWidth
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ class Telemetry(Feature):
         figures.set(PAYS, True)  # the series exists from the start, and 0 is an alert
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
 
-    def keep(self, step: Step) -> Tensor | None:
+    def collect(self, step: Step) -> Tensor | None:
         self._launched += 1
         return host_copy(self._on_device) if self._launched % EVERY == 0 else None
 
-    def read(self, finished: Finished, kept: Tensor | None) -> None:
+    def read(self, finished: Finished, collected: Tensor | None) -> None:
         """The policy has not observed this step yet."""
         policy, figures = self._width.policy, self._figures
         figures.count(STEPS, [finished.width])
         figures.count(BLOCKS, finished.accept_lens)
-        if kept is not None:
-            self._count_not_finite(int(kept))
+        if collected is not None:
+            self._count_not_finite(int(collected))
         if self._payoff is not None:
             self._payoff.count(finished, policy, figures.totals[BROKEN])
         figures.set(PAYS, self._payoff is None or self._payoff.pays is not False)

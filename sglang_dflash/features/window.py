@@ -106,7 +106,7 @@ class DraftRings(Feature):
             self.restored.discard(row)
         self._show_oldest(batch, rows)
 
-    def keep_tail(self, req: Any) -> None:
+    def store_tail(self, req: Any) -> None:
         """Keep the tail of a prefix that SGLang's tree has taken from a running or finished request."""
         node, end, row = req.last_node, req.kv.cache_protected_len, int(req.kv.req_pool_idx)
         if self.tails.find(node, end) is None:
@@ -115,7 +115,7 @@ class DraftRings(Feature):
                 positions, slots = tail.unwritten()
                 self.copies.append((slots, self._ring(row, positions)))
             if tail is not None:
-                self.tails.keep(node, tail)
+                self.tails.store(node, tail)
         self._nodes[row] = node, end
 
     def copy(self) -> None:
@@ -141,7 +141,7 @@ class DraftRings(Feature):
         self._written[batch.req_pool_indices_cpu.numpy()] = kv.host_lens.numpy()
         sizes = {"first": self._first, "size": self.size, "window": self.window.tokens, "page": self.window.page}
         lengths, slots = view_rings(self._table, self._oldest, rows, kv.seq_lens, positions, **sizes)
-        if kv.exact:
+        if kv.lens_are_exact:
             oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
             window_start = self._page_start(kv.host_lens - width - self.window.tokens)
             host_lens = kv.host_lens - torch.maximum(oldest, window_start)

@@ -22,10 +22,6 @@ class Device:
     is_rocm: bool = False
 
     @property
-    def is_blackwell(self) -> bool:
-        return self.capability is not None and self.capability[0] >= 10
-
-    @property
     def default_backend(self) -> str:
         """The attention backend that SGLang chooses (``get_default_attn_backend``), if FlashInfer is installed."""
         major = 0 if self.capability is None else self.capability[0]

@@ -17,7 +17,7 @@ from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.sizes import DTYPE_BYTES, count, layers_of
-from sglang_dflash.launch.widths import WidthConfig, read_config
+from sglang_dflash.launch.width_config import WidthConfig, read_config
 
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}

@@ -15,8 +15,8 @@ from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
-from sglang_dflash.launch.widths import WidthConfig
-from sglang_dflash.upstream import read_record
+from sglang_dflash.launch.width_config import WidthConfig
+from sglang_dflash.upstream import attached_decision
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -118,7 +118,7 @@ class ServingPlan:
         self.__dict__.update(state)
 
     @property
-    def drafted(self) -> int:
+    def drafter_width(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
         return min(self.block, self.drafter.block_size or self.block)
 
@@ -128,13 +128,13 @@ class ServingPlan:
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafter_width)
 
     def describe(self) -> dict[str, object]:
         """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
             "block_size": self.block,
-            "drafted": self.drafted,
+            "drafted": self.drafter_width,
             "adaptive": self.widths is not None,
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
@@ -212,7 +212,7 @@ class Decision:
 
 def decision_of(server_args: Any) -> Decision:
     """Return what was decided; an empty decision for arguments of another algorithm or without this package."""
-    return cast(Decision, read_record(server_args) or Decision())
+    return cast(Decision, attached_decision(server_args) or Decision())
 
 
 class Worker(Protocol):

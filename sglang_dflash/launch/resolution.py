@@ -22,7 +22,7 @@ from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.rules import EARLY, LATE, Rule, judge
 from sglang_dflash.launch.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.launch.states import needs_bfloat16_states
-from sglang_dflash.upstream import check_version, hooks, misfit, write_record
+from sglang_dflash.upstream import attach_decision, check_version, hooks, misfit
 from sglang_dflash.upstream.names import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
     add_draft_attention_backend_choices,
@@ -104,7 +104,7 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     _declare(server_args, **(changes := changes_for_models(launch)))
     if view := changes.get("speculative_draft_model_path"):
         launch = replace(launch, drafter_files=ModelFiles(view))
-    write_record(server_args, Decision(launch=launch))
+    attach_decision(server_args, Decision(launch=launch))
 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -118,7 +118,7 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         previous(server_args)
         return
     plan = decide(launch)
-    write_record(server_args, Decision(plan))
+    attach_decision(server_args, Decision(plan))
     if plan.own_attention:
         accept_our_backend()
     before, during, after = changes_for_plan(launch, plan)
@@ -143,7 +143,7 @@ def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule])
 def leave(server_args: ServerArgs, reason: str) -> None:
     """Leave a launch to SGLang's own worker."""
     logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
-    write_record(server_args, Decision(reason=reason))
+    attach_decision(server_args, Decision(reason=reason))
 
 
 def on_our_cpu_platform() -> bool:

@@ -16,7 +16,7 @@ from sglang_dflash.launch.plan import check_overlap
 from sglang_dflash.launch.published import card_of_target
 from sglang_dflash.launch.settings import DRAFTER_ARGUMENTS, ONE_FORWARD_SWITCH, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
-from sglang_dflash.launch.widths import check_widths
+from sglang_dflash.launch.width_config import check_widths
 
 Rule = Callable[[Launch], Iterator[Finding]]
 

@@ -73,18 +73,11 @@ def ring_length(block: int) -> int:
     return max(_MIN_RING, 1 << (block - 1).bit_length())
 
 
-def flashinfer_states(launch: Launch) -> str | None:
-    """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16, or None."""
-    settings = launch.settings
-    if not launch.device.is_blackwell:
-        return None
-    if settings.decode_backend == "flashinfer":
-        return "--linear-attn-decode-backend" if settings.linear_attn_decode_backend else "--linear-attn-backend"
-    return "--linear-attn-verify-backend" if settings.linear_attn_verify_backend == "flashinfer" else None
-
-
 def needs_bfloat16_states(launch: Launch) -> bool:
-    return launch.settings.mamba_ssm_dtype is None and flashinfer_states(launch) is not None
+    """Return whether FlashInfer's kernels serve the recurrent states, whose dtype the user left to SGLang."""
+    settings, is_blackwell = launch.settings, (launch.device.capability or (0, 0))[0] >= 10
+    backends = settings.decode_backend, settings.linear_attn_verify_backend
+    return is_blackwell and settings.mamba_ssm_dtype is None and "flashinfer" in backends
 
 
 def state_dtype(launch: Launch) -> str:

@@ -160,8 +160,8 @@ class DFlashDraftModel(nn.Module):
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
-        drafted = getattr(self, TARGET_TO_DRAFT, None)
-        self.vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
+        allowed_ids = getattr(self, TARGET_TO_DRAFT, None)
+        self.vocabulary = vocabulary if allowed_ids is None else vocabulary.reduced(allowed_ids)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
@@ -179,8 +179,8 @@ class DFlashDraftModel(nn.Module):
         hidden, _ = self.norm(hidden, residual)
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
         noise = Noise(*(each[: len(anchors)] for each in self.noise))
-        choose = self.candidate_selector or TargetVocabulary.likeliest
-        drafts, margins = choose(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
+        head = self.candidate_selector or TargetVocabulary.likeliest
+        drafts, margins = head(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts,

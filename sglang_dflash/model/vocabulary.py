@@ -37,7 +37,7 @@ class TargetVocabulary:
         mask_embedding: [H]; None for the target's row.
         logit_scale: positive scale of the logits.
         logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``, or None.
-        drafted: bool [num_ids], the ids that may be drafted; None for all.
+        allowed_ids: bool [num_ids], the ids that may be drafted; None for all.
     """
 
     embedding: Any
@@ -49,7 +49,7 @@ class TargetVocabulary:
     mask_embedding: Tensor | None
     logit_scale: float
     logit_cap: float | None
-    drafted: Tensor | None = None
+    allowed_ids: Tensor | None = None
 
     @classmethod
     def of(cls, target: Any, drafter: DrafterConfig, mask_embedding: Tensor | None) -> TargetVocabulary:
@@ -80,10 +80,10 @@ class TargetVocabulary:
             logit_cap=drafter.logit_cap,
         )
 
-    def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return a vocabulary that drafts only the tokens marked in ``drafted``, bool [vocabulary]."""
+    def reduced(self, allowed_ids: Tensor) -> TargetVocabulary:
+        """Return a vocabulary that drafts only the tokens marked in ``allowed_ids``, bool [vocabulary]."""
         # a view, so that updates reach it
-        return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
+        return replace(self, allowed_ids=allowed_ids[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings [n, H] of token ids int64 [n]."""
@@ -141,7 +141,7 @@ class TargetVocabulary:
         else:
             # as the target computes its own logits; columns after the rank's ids are padding
             logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
-        return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
+        return logits if self.allowed_ids is None else logits.masked_fill(~self.allowed_ids, float("-inf"))
 
 
 class LeavesLogits:

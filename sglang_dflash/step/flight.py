@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 
-class Choice(NamedTuple):
+class PickedWidth(NamedTuple):
     """A step's width, the number of requests that it was chosen for, and the buckets of the batch's requests."""
 
     width: int
@@ -68,7 +68,7 @@ class Flight:
         device = torch.device(device)
         self._events: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._every, self._begun = every, 0
-        self._steps: deque[tuple[Choice, Sequence[Req], Timed | None, Sequence[Any]]] = deque()
+        self._steps: deque[tuple[PickedWidth, Sequence[Req], Timed | None, Sequence[Any]]] = deque()
         self._open: Timed | None = None
         self._ended: deque[Timed] = deque()
 
@@ -86,18 +86,18 @@ class Flight:
         """Call before another forward is launched."""
         self._open = None
 
-    def launched(self, choice: Choice, step: Step, kept: Sequence[Any]) -> None:
-        """``kept`` is returned with the finished step."""
+    def launched(self, picked: PickedWidth, step: Step, collected: Sequence[Any]) -> None:
+        """``collected`` is returned with the finished step."""
         if (span := self._open) is not None:
-            span.batch_size, span.width, span.caught_up = choice.batch_size, choice.width, step.caught_up
-        self._steps.append((choice, tuple(step.batch.reqs), span, kept))
+            span.batch_size, span.width, span.caught_up = picked.batch_size, picked.width, step.caught_up
+        self._steps.append((picked, tuple(step.batch.reqs), span, collected))
 
     def finish(self, accept_lens: Sequence[int]) -> tuple[Finished, Sequence[Any]]:
         """Return the oldest step and what was kept of it."""
-        choice, requests, span, kept = self._steps.popleft()
+        picked, requests, span, collected = self._steps.popleft()
         if span is not None:
             span.tokens = sum(accept_lens)
-        return Finished(choice.width, requests, choice.buckets, accept_lens, self.times()), kept
+        return Finished(picked.width, requests, picked.buckets, accept_lens, self.times()), collected
 
     def times(self) -> list[Timed]:
         timed = []

@@ -23,12 +23,12 @@ def installed_plugins() -> list[EntryPoint]:
     return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
 
 
-def write_record(server_args: Any, value: object) -> None:
+def attach_decision(server_args: Any, value: object) -> None:
     """Attach a value to server arguments, which every process of the server receives."""
     server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 
-def read_record(server_args: Any) -> object:
+def attached_decision(server_args: Any) -> object:
     return getattr(server_args, "_sglang_dflash", None)
 
 

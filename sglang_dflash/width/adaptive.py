@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import BUCKET, BUCKETS, Prospect, WidthPolicy
+from sglang_dflash.width.policy import BUCKET, BUCKETS, ExpectedGain, WidthPolicy
 from sglang_dflash.width.survival import MATCHED_PRIOR, Survival
 
 # switch at once for this gain, or once missed gains add up to this many steps
@@ -23,17 +23,17 @@ class AdaptiveWidth(WidthPolicy):
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts; wider widths are for copies.
+        drafter_width: positions that the drafter drafts; wider widths are for copies.
     """
 
-    def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
+    def __init__(self, costs: CostTable, drafter_width: int | None = None) -> None:
         super().__init__(*costs.widths)
         self.costs = costs
-        self._drafted = drafted = min(drafted or self.widths[-1], self.widths[-1])
+        self._drafter_width = drafter_width = min(drafter_width or self.widths[-1], self.widths[-1])
         self.forget()
-        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
+        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafter_width > 1
         # without a match, widths beyond the drafter's block cannot help; one block is always a choice
-        self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
+        self._drafted_columns = max(min(2, drafter_width), sum(width <= drafter_width for width in self.widths))
         self.tokens_per_ms = self._missed_gains = 0.0
         self._budget = SAVED * costs.row(1)[0]  # milliseconds
         self._better = False  # whether the last probe accepted more than expected
@@ -51,12 +51,12 @@ class AdaptiveWidth(WidthPolicy):
         self.tokens_per_ms = rates[column] * batch_size
         return self.widths[column]
 
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
+    def expected_gain(self, *, alone: bool = False) -> ExpectedGain | None:
         if not self.can_pause:
             return None
         tokens, row = self._tokens(), self.costs.row(1 if alone else self._batch_size)
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
-        return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
+        return ExpectedGain(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
         if width > self.widths[self._best]:
@@ -72,13 +72,13 @@ class AdaptiveWidth(WidthPolicy):
     def forget(self) -> None:
         # copies are accepted further than drafts, the more so the longer their match
         matched = (Survival(self.widths[-1], MATCHED_PRIOR) for _ in range(1, BUCKETS))
-        self.survival = Survival(self._drafted)
+        self.survival = Survival(self._drafter_width)
         self.by_bucket, self.paused = [self.survival, *matched], None
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
-    def fingerprint(self) -> int:
+    def state_hash(self) -> int:
         # hashes of numbers are the same in every process
         survival = (tokens for each in self.by_bucket for tokens in each.tokens)
         return hash((self._best, self._missed_gains, self._since_probe, self._budget, *self.costs.row(1), *survival))
@@ -136,5 +136,5 @@ class AdaptiveWidth(WidthPolicy):
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and self.can_pause:
-            self.paused = self.prospect()
+            self.paused = self.expected_gain()
             self._pauses += 1

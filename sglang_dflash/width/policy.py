@@ -10,7 +10,7 @@ BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
 
 
 @dataclass(frozen=True)
-class Prospect:
+class ExpectedGain:
     """Expected gain of drafting over plain decoding."""
 
     width: int
@@ -37,7 +37,7 @@ class WidthPolicy:
     """
 
     can_pause = False
-    paused: Prospect | None = None
+    paused: ExpectedGain | None = None
 
     def __init__(self, *widths: int) -> None:
         self.widths = tuple(sorted(set(widths)))
@@ -50,7 +50,7 @@ class WidthPolicy:
         """
         return self.widths[-1]
 
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
+    def expected_gain(self, *, alone: bool = False) -> ExpectedGain | None:
         """Return the gain of the best block with a draft, without copies, for the last batch size or ``alone``."""
         return None
 
@@ -68,7 +68,7 @@ class WidthPolicy:
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``."""
 
-    def fingerprint(self) -> int:
+    def state_hash(self) -> int:
         """Return a hash of what the next width depends on."""
         return 0
 

@@ -7,6 +7,7 @@ Each row of logits is adjusted and sampled as plain decoding would after the dra
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,11 +69,11 @@ class Accept:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
         self.synchronise(target_tokens)
-        if step.state.room is not None:
-            step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
+        if step.state.free_positions is not None:
+            step.tokens[:, step.state.free_positions :] = -1  # drafts without KV slots equal no token
         if SIMULATE_ACC_LEN > 0:
-            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN, step.state.room)
-        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
+            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN, step.state.free_positions)
+        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.track_every)
         if mask := step.verified.logits_output.sampling_mask_output:
             mask.map_device_tensors(lambda values: values.unflatten(0, (-1, step.width)))
             mask.num_accept_tokens = step.accepted.accept_lens[step.batch.sampling_info.sampling_mask_batch_indices]
@@ -110,8 +111,9 @@ class Accept:
         self.seeds.attach(batch)
         processed, chosen = without_processors(info), list[Tensor]()
         if processed is not info:
-            reachable = logits[:, : step.state.room]
-            chosen = self.processors.apply(batch, reachable, lambda position: self._choose(step, processed, position))
+            reachable = logits[:, : step.state.free_positions]
+            sample = partial(self._sample_position, step, processed)
+            chosen = self.processors.apply(batch, reachable, sample)
         tokens: Tensor = self._runner.sampler(
             *(output, for_block(processed, width), batch.return_logprob, top_logprobs_nums, token_ids_logprobs),
             step.positions,
@@ -123,7 +125,7 @@ class Accept:
             tokens[:, : len(chosen)] = torch.stack(chosen, dim=1)
         return tokens
 
-    def _choose(self, step: Step, info: SamplingBatchInfo, position: int) -> Tensor:
+    def _sample_position(self, step: Step, info: SamplingBatchInfo, position: int) -> Tensor:
         output, width = step.verified.logits_output, step.width
         row = LogitsProcessorOutput(next_token_logits=output.next_token_logits[position::width].clone())
         positions = step.positions[position::width].contiguous()
@@ -132,13 +134,14 @@ class Accept:
         return tokens
 
 
-def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, room: int | None = None) -> None:
-    """Overwrite both, int64 [bs, w], so that a step commits about ``mean`` tokens per request, at most ``room``.
+def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, free_positions: int | None = None) -> None:
+    """Overwrite both, int64 [bs, w]: a step then commits about ``mean`` tokens per request, at most ``free_positions``.
 
     ``SGLANG_SIMULATE_ACC_LEN`` and its two companions mean what they mean to SGLang's worker. The text is wrong.
     """
     width = drafts.shape[1]
-    length = min(sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, width), width if room is None else room)
+    most = width if free_positions is None else free_positions
+    length = min(sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, width), most)
     if SIMULATE_ACC_TOKEN_MODE == "fixed":
         drafts[:, 1:], target_tokens[:] = _SIMULATED, _SIMULATED
     target_tokens[:, : length - 1] = drafts[:, 1:length]

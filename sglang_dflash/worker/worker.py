@@ -25,21 +25,21 @@ from sglang_dflash.features.exact.rows import is_exact
 from sglang_dflash.features.exact.stepped import SteppedCommit
 from sglang_dflash.features.feature import Feature
 from sglang_dflash.features.figures import Figures
-from sglang_dflash.features.hidden import for_clients, keep_last_layer
+from sglang_dflash.features.hidden import for_clients, return_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
-from sglang_dflash.features.pools import log_pools
+from sglang_dflash.features.pool_sizes import log_pools
 from sglang_dflash.features.ranks import SharedWidth
+from sglang_dflash.features.step_width import Width
 from sglang_dflash.features.telemetry import EVERY, Telemetry, identity
 from sglang_dflash.features.transfer import back_up_drafter
-from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
 from sglang_dflash.launch.plan import current, decision_of
 from sglang_dflash.launch.settings import slots_per_request
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.states.commit import RecurrentCommit
+from sglang_dflash.step.draft_state import DraftState
 from sglang_dflash.step.flight import Flight
-from sglang_dflash.step.state import DraftState
 from sglang_dflash.step.step import GrammarBarrier, Publish, Step, idle_result
 from sglang_dflash.upstream import hooks
 from sglang_dflash.width import WidthPolicy
@@ -155,8 +155,8 @@ class DFlashWorker(BaseSpecWorker):
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""
-        finished, kept = self._flight.finish([n + 1 for n in num_correct_drafts_per_req])
-        for feature, its in zip(self._features, kept, strict=True):
+        finished, collected = self._flight.finish([n + 1 for n in num_correct_drafts_per_req])
+        for feature, its in zip(self._features, collected, strict=True):
             feature.read(finished, its)
 
     # --- start-up, in call order
@@ -187,9 +187,9 @@ class DFlashWorker(BaseSpecWorker):
         else:
             defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
             self._inject = Inject(drafter, ranks, self.rings, defers=defers)
-            self._draft = Draft(drafter, ranks, self.rings, self._inject, self._accept.seeds, plan.drafted)
+            self._draft = Draft(drafter, ranks, self.rings, self._inject, self._accept.seeds, plan.drafter_width)
         self._verify = Verify(self._target_worker)
-        keep_last_layer(self._target)
+        return_last_layer(self._target)
         self._flight = Flight(self._target.device, every=1 if plan.widths is not None else EVERY)
 
     def _build_features(self) -> None:
@@ -221,7 +221,7 @@ class DFlashWorker(BaseSpecWorker):
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
         """Build SGLang resources for the drafter, at the drafter's width."""
-        width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
+        width = get_spec().override(speculative_num_draft_tokens=self.plan.drafter_width)
         with drafters_ranks(self.draft_parallel_layout), width:
             yield
 
@@ -231,7 +231,7 @@ class DFlashWorker(BaseSpecWorker):
             # outside the context, because it is collective over all ranks; a prefill server drafts nothing
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
-                self._inject.allocate(plan.drafted)
+                self._inject.allocate(plan.drafter_width)
                 if plan.one_forward:
                     drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
@@ -241,7 +241,7 @@ class DFlashWorker(BaseSpecWorker):
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths = plan.served_widths
         if plan.widths is not None and plan.role != "prefill":
-            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
+            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafter_width)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
             self.width.at = graphs.at
@@ -294,7 +294,7 @@ class DFlashWorker(BaseSpecWorker):
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
         else:
-            width = self.width.choose(batch).width  # so that the policies of all ranks stay equal
+            width = self.width.pick(batch).width  # so that the policies of all ranks stay equal
             with self.width.at(width):
                 self._verify.idle(batch, width)
         result = idle_result(batch, self.plan.block)
@@ -339,9 +339,9 @@ class DFlashWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
         self._flight.begin()
-        choice = self.width.choose(batch)
-        step = self._run(batch, choice.width, publish, grammar_barrier)
-        self._flight.launched(choice, step, [feature.keep(step) for feature in self._features])
+        picked = self.width.pick(batch)
+        step = self._run(batch, picked.width, publish, grammar_barrier)
+        self._flight.launched(picked, step, [feature.collect(step) for feature in self._features])
         with stage("inject"):
             self._inject.inject(step)
         output = step.verified.logits_output
@@ -356,7 +356,7 @@ class DFlashWorker(BaseSpecWorker):
                     self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:
-                    feature.drafted(step)
+                    feature.after_draft(step)
                 self._accept.prepare(step)
                 self._states.prepare(step)
             with stage("verify"):

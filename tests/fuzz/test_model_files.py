@@ -21,7 +21,7 @@ from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
 from sglang_dflash.launch.rules import Rule, judge
-from sglang_dflash.launch.widths import read_config
+from sglang_dflash.launch.width_config import read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors

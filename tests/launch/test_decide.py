@@ -137,10 +137,10 @@ def test_everything_is_decided_once_from_files_that_are_opened_once(monkeypatch:
     opened.reset_mock()
     monkeypatch.setattr("sglang.srt.plugins._plugins_loaded", True)  # a plan loads them where it arrives
     received = pickle.loads(pickle.dumps(args))
-    monkeypatch.setattr(enter, "our_worker", lambda: int)
+    monkeypatch.setattr(enter, "import_worker", lambda: int)
     entered = list[object]()
     monkeypatch.setattr(enter, "enter_scheduler", entered.append)
-    assert enter.choose_worker(id, SpeculativeAlgorithm.DFLASH, received) is int and entered == [plan]
+    assert enter.create_worker(id, SpeculativeAlgorithm.DFLASH, received) is int and entered == [plan]
     config = SimpleNamespace(context_len=4096, dtype=None, quantization=None, model_path="target")
     model: Any = SimpleNamespace(model_config=config, req_to_token_pool=SimpleNamespace(size=8))
     assert plan.files.config and known_causes(plan, model, model) == {}

@@ -28,7 +28,7 @@ def test_settings_record_the_names_that_are_read() -> None:
 @pytest.mark.parametrize(
     ("words", "found", "remedy"),
     [
-        ("--speculative-num-draft-tokns 16", "--speculative-num-draft-tokns", "correct the flag"),
+        ("--speculative-num-draft-tokns 16", "no flag --speculative-num-draft-tokns", "--speculative-num-draft-tokens"),
         ("--tp-size 2 bogus", "the word 'bogus'", "leave it out"),
         ("--attention-backend foo", "--attention-backend: invalid choice: 'foo'", "correct"),
         ("--speculative-draft-attention-backend=foo", "invalid choice: 'foo'", "correct"),

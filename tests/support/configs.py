@@ -136,7 +136,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
     written: dict[str, Any] = {}
     for name, value in {
         "decision_of": lambda _: Decision(launch=Launch.of(settings, device)),
-        "write_record": lambda *_: None,
+        "attach_decision": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
         "mambaish_config": lambda _: 1,

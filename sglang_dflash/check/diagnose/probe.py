@@ -37,7 +37,7 @@ class Server:
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
-        self.drafts = info["speculative_draft_model_path"] is not None
+        self.has_drafter = info["speculative_draft_model_path"] is not None
         # the largest if the width is adaptive
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)

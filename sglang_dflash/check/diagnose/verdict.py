@@ -147,7 +147,7 @@ async def diagnose(
     """
     server, planned, partial = Server(await client.server_info()), list[Probe](), True
     report("\n  ".join([f"{server.target} + {server.drafter}, served by {server.worker}", *server.facts]))
-    if not server.drafts:
+    if not server.has_drafter:
         raise DFlashError(
             "the server has no drafter to judge",
             remedy="none needed; the lines above show what the server drafts without one",

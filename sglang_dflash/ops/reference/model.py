@@ -152,7 +152,7 @@ def walk_candidates(
     """Choose a token per position, from left to right, by the candidates' scores.
 
     The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
-    r]``, in float32; without ``codebooks``, ``unary[c]``. :func:`choose` chooses by the scores.
+    r]``, in float32; without ``codebooks``, ``unary[c]``. :func:`choose_candidate` chooses by the scores.
 
     Args:
         candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
@@ -168,19 +168,19 @@ def walk_candidates(
     places = positions[:, None] + torch.arange(n, device=positions.device)
     if codebooks is None:
         repeated = noise and Noise(*(each.repeat_interleave(n) for each in noise))
-        tokens, leads = choose(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
+        tokens, leads = choose_candidate(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
         return tokens.view(bs, n), leads.view(bs, n)
     (gates, predecessors, successors), last, chosen = codebooks, anchors, []
     for i in range(n):
         key = predecessors[last].float() * gates[:, i].float()
         scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
-        chosen.append(choose(candidates[:, i], scores, noise, places[:, i]))
+        chosen.append(choose_candidate(candidates[:, i], scores, noise, places[:, i]))
         last = chosen[-1][0]
     tokens, leads = (torch.stack(each, 1) for each in zip(*chosen, strict=True))
     return tokens, leads
 
 
-def choose(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+def choose_candidate(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Choose a candidate per row, ``ids`` and ``scores`` [rows, K]: its token [rows], and the best one's lead [rows].
 
     Take the best. If its probability is below ``UNSURE`` and the request samples, take the target's draw at

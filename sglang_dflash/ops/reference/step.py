@@ -113,8 +113,8 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
 
     A draft x that is made without N_j is kept with probability p(x), the maximum for a drafter that proposes one fixed
     token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). A draft that is drawn with
-    N_j (:func:`~sglang_dflash.ops.reference.model.choose`) agrees more often where p is spread: both draws are the
-    argmax of a score plus the same Gumbel noise per token.
+    N_j (:func:`~sglang_dflash.ops.reference.model.choose_candidate`) agrees more often where p is spread: both draws
+    are the argmax of a score plus the same Gumbel noise per token.
 
     Args:
         draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.

@@ -39,7 +39,7 @@ def width_policy(
     costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: adaptive widths %s; %s", widths, costs)
-    return AdaptiveWidth(costs, plan.drafted)
+    return AdaptiveWidth(costs, plan.drafter_width)
 
 
 def batch_sizes(most: int) -> list[int]:

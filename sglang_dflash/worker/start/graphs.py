@@ -60,10 +60,10 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
+    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafter_width: int) -> None:
         self.target, self.drafter, self.layout = target, drafter, layout
         self._runners = [runner for runner in (target, drafter) if runner is not None]
-        self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
+        self._full, self.drafter_width = get_spec().speculative_num_draft_tokens, drafter_width
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
         self._changes: dict[int, list[Change]] = {}
@@ -80,7 +80,7 @@ class WidthGraphs:
             _log("width %d only: %s", self._full, reason)
             return (self._full,)
         if narrower and self._captured:
-            sets = len(narrower) + sum(1 < width < self.drafted for width in narrower)
+            sets = len(narrower) + sum(1 < width < self.drafter_width for width in narrower)
             _log(
                 "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
                 *(sets * len(self._sizes), sorted(narrower), self._sizes),
@@ -118,7 +118,7 @@ class WidthGraphs:
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
             # wider blocks use its own graphs
-            if self.drafter is not None and 1 < width < self.drafted:
+            if self.drafter is not None and 1 < width < self.drafter_width:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
 

@@ -31,7 +31,7 @@ from sglang_dflash.launch import division
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.ops import penalize_block, runs_kernels
-from sglang_dflash.step.state import DraftState
+from sglang_dflash.step.draft_state import DraftState
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
 
