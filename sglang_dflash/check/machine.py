@@ -72,7 +72,8 @@ def gpu_named(name: str) -> Device:
     """Return the GPU of a name in :data:`GPUS` or of its end, such as ``4090``; DFlashError for any other name."""
     wanted = _plain(name)
     exact = [device for key, device in GPUS.items() if _plain(key) == wanted]
-    ends = {key: device for key, device in GPUS.items() if wanted and _ends(key, device, wanted)}
+    names = {key: (_plain(key), _plain(device.name)) for key, device in GPUS.items() if wanted}
+    ends = {key: GPUS[key] for key, each in names.items() if any(name.endswith(wanted) for name in each)}
     found = exact or [*ends.values()]
     if len(found) != 1:
         amd = wanted.removeprefix("amd").startswith(_AMD)
@@ -80,10 +81,6 @@ def gpu_named(name: str) -> Device:
         value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else unknown}"
         raise DFlashError(value, remedy=f"name one of {', '.join(GPUS)}; add --memory-gib for another size")
     return found[0]
-
-
-def _ends(key: str, device: Device, wanted: str) -> bool:
-    return _plain(key).endswith(wanted) or _plain(device.name).endswith(wanted)
 
 
 def _plain(name: str) -> str:

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin, text_config
 from sglang_dflash.drafter.quantisation import declared, method_of
 from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true

@@ -30,26 +30,18 @@ MAX_WAITING = 16  # plain decoding steps whose tokens are injected together
 
 
 class Draft:
-    """Drafts the block; ``drafter_width`` counts the positions of the drafter's own block, anchor included.
+    """Drafts the block.
+
+    ``width`` counts the positions of the drafter's own block, anchor included.
 
     ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
     def __init__(
-        self,
-        drafter: ModelRunner,
-        ranks: Any,
-        rings: DraftRings | None,
-        inject: Inject,
-        seeds: Seeds,
-        drafter_width: int,
+        self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, width: int
     ) -> None:
         self._drafter, self._ranks, self._rings, self._inject = drafter, ranks, rings, inject
-        self._seeds, self._drafter_width, self._batches = (
-            seeds,
-            drafter_width,
-            ForwardBatches(drafter, CaptureHiddenMode.NULL),
-        )
+        self._seeds, self._width, self._batches = seeds, width, ForwardBatches(drafter, CaptureHiddenMode.NULL)
         drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
@@ -73,16 +65,12 @@ class Draft:
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
     def _forward(self, step: Step) -> Any:
-        rows, width = len(step.tokens), min(step.width, self._drafter_width)
+        rows, width = len(step.tokens), min(step.width, self._width)
         if (graphs := self.graphs_of(step)) is not None:
             rows = padded(graphs, rows)
             step.caught_up = self._inject.before_draft(rows * width)
             return graphs.replay(step, rows)
-        block = (
-            step.first(self._drafter_width, self._drafter.kv_index_translator)
-            if step.width > self._drafter_width
-            else step
-        )
+        block = step.first(self._width, self._drafter.kv_index_translator) if step.width > self._width else step
         forward_batch, runner = self._batches(block, block.draft_kv), self._drafter.decode_cuda_graph_runner
         if isinstance(runner, DecodeCudaGraphRunner) and runner.can_run_graph(forward_batch):
             rows = padded(runner, rows)

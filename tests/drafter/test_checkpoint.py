@@ -15,6 +15,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import MAX_EMBEDDING, LoadReport, expected_shapes, load_mask_embedding
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter, write_model
+from tests.support.files import load_drafter
 from tests.support.trainers import config, tensors_of, write_target
 
 CONFIG = DrafterConfig.from_dict(drafter())
@@ -94,7 +95,7 @@ class TestPlainView:
         assert sorted(file.name for file in view.iterdir()) == ["config.json", MASK_EMBEDDING, "model.safetensors"]
         written = json.loads((view / "config.json").read_text())
         assert written["architectures"] == ["DFlashDraftModel"] and "speculators_model_type" not in written
-        assert DrafterConfig.load(view) == DrafterConfig.load(folder)
+        assert load_drafter(view) == load_drafter(folder)
         loaded = load_file(view / "model.safetensors")
         assert loaded.keys() == tensors.keys()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())

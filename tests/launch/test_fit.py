@@ -20,7 +20,8 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.pools import Sizing, fit
 from sglang_dflash.check.report import Report, preflight
-from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash.errors import DFlashError, raise_first_error
 from sglang_dflash.launch.division import STATE_SHARE
@@ -30,6 +31,7 @@ from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
+from tests.support.files import load_config, load_drafter
 
 SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target
@@ -48,7 +50,7 @@ def card_flags(name: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_large_gpu(name: str) -> None:
     config = load_config(FOLDER / name / "target")
-    shapes = expected_shapes(DrafterConfig.load(FOLDER / name / "drafter"))
+    shapes = expected_shapes(load_drafter(FOLDER / name / "drafter"))
     assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
     report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
     assert [finding for finding in report.findings if finding.level == "error"] == []
@@ -84,7 +86,7 @@ DFLASH2: dict[str, Any] = {
 def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> None:
     pair = FOLDER / "Qwen3.6-27B"
     write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
-    shapes = expected_shapes(DrafterConfig.load(tmp_path))
+    shapes = expected_shapes(load_drafter(tmp_path))
     size = 2 * sum(map(math.prod, shapes.values()))
     assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
 

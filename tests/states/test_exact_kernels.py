@@ -31,13 +31,14 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from sglang_dflash.drafter.config import load_config, text_config
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.features.exact import stepped
 from sglang_dflash.states import commit as commits
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
 from tests.ops.launches import Launch, compiled_for, first_calls, tensor
 from tests.support.cards import FOLDER
+from tests.support.files import load_config
 from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
