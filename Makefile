@@ -147,10 +147,10 @@ $(NVCC)/.installed: | setup
 	$(PIP) --quiet --no-deps --target $(@D) $(CUDA_WHEELS)
 	touch $@
 
-# Half a minute per compiled module at first; finished ones are kept.
+# Half a minute per compiled module at first; finished ones are kept. FA3=1: FA3's library instead, in pieces.
 wheelhouse: setup $(NVCC)/.installed
-	$(BIN)/python tools/prebuild.py $(NVCC) .cache/modules
-	$(BIN)/python tools/wheelhouse.py
+	$(if $(FA3),,$(BIN)/python tools/prebuild.py $(NVCC) .cache/modules)
+	$(BIN)/python tools/wheelhouse.py $(if $(FA3),--fa3)
 
 # Not in the environment of `make setup`: with the machine's own Python and torch.
 gpu:

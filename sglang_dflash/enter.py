@@ -13,7 +13,7 @@ from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
 from sglang_dflash.model import loading
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
-from sglang_dflash.upstream.names import HookRegistry, get_parallel
+from sglang_dflash.upstream.names import HookRegistry
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -42,7 +42,9 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
 def create_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
-        compare_nodes(decided := decision_of(server_args))
+        decided = decision_of(server_args)
+        if server_args.nnodes > 1:
+            compare_nodes(decided)
         if decided.plan is not None:
             enter_scheduler(decided.plan)
             return import_worker()
@@ -53,8 +55,6 @@ def create_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
 
 def compare_nodes(decided: Decision) -> None:
     """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
-    if get_parallel().nnodes == 1:
-        return
     from sglang.srt.distributed.parallel_state import get_world_group
 
     mine = {"version": __version__, "SGLang's worker": decided.reason}
@@ -101,6 +101,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     from sglang_dflash.features.exact import rows, stepped
     from sglang_dflash.states import replay, verify
     from sglang_dflash.step import draft_state
+    from sglang_dflash.worker.start import graphs
 
     tables = {
         requests.HOOKS: True,
@@ -108,6 +109,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
         draft_state.HOOKS: True,
+        graphs.HOOKS: True,
         updates.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         attention.HOOKS: plan.verify_attention,

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import io
+import itertools
+import lzma
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,8 +26,9 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 LIST, IMPORTED, IMAGE = ROOT / "tools/wheels.txt", ROOT / "tools/imported.txt", ROOT / "requirements/gpu-image.txt"
 ARCHIVE, DOWNLOADS, MODULES = ROOT / ".wheelhouse/site.tar.xz", ROOT / ".cache/wheels", ROOT / ".cache/modules"
-# One transfer to the machine holds the tracked files and the archive.
-TRANSFER, LIMIT = 64 << 20, 38 << 20
+# FA3's library, in pieces: one for each transfer, with the tracked files. They stay on the machine between calls.
+FA3, FA3_FILES = ROOT / ".wheelhouse/fa3", "sgl_kernel/flash_ops*.so"
+TRANSFER, SPARE = 64 << 20, 1 << 20  # bytes of one transfer to the machine: the tracked files and the archive
 DATA = re.compile(r"[^/]+\.data/(\w+)/")
 PYTHON, PLATFORMS = "3.12", [f"manylinux_2_{minor}_x86_64" for minor in (39, 34, 28, 27, 26, 24, 17, 12, 5)]
 
@@ -79,11 +83,35 @@ def pack(files: dict[str, bytes], target: Path) -> None:
             archive.addfile(entry, io.BytesIO(files[name]))
 
 
+def limit() -> int:
+    """Return the bytes that an archive or a piece may have beside the tracked files."""
+    tracked = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "-z"], text=True).split("\0")
+    return TRANSFER - SPARE - sum((ROOT / name).lstat().st_size for name in tracked if name)
+
+
+def divide(library: bytes, most: int) -> None:
+    """Write a compressed library as files of ``most`` bytes, named ``01-of-12``; :mod:`tools.gpu.site` joins them."""
+    packed, number = lzma.compress(library), itertools.count(1)
+    parts = [packed[start : start + most] for start in range(0, len(packed), most)]
+    shutil.rmtree(FA3, ignore_errors=True)
+    FA3.mkdir(parents=True)
+    for part in parts:
+        (FA3 / f"{next(number):02}-of-{len(parts):02}").write_bytes(part)
+
+
+def build_fa3() -> None:
+    [wheel] = download([requirement for requirement in read_list(LIST.read_text()) if "sglang-kernel" in requirement])
+    with zipfile.ZipFile(wheel) as archive:
+        [library] = [name for name in archive.namelist() if fnmatchcase(name, FA3_FILES)]
+        divide(archive.read(library), limit())
+    print(*sorted(path.name for path in FA3.iterdir()))
+
+
 def build() -> None:
     """Build the wheelhouse and print its size.
 
     Raises:
-        SystemExit: it is larger than :data:`LIMIT`.
+        SystemExit: it is larger than :func:`limit`.
     """
     wheels, imported = read_list(LIST.read_text()), frozenset(IMPORTED.read_text().splitlines())
     files: dict[str, bytes] = {f"prebuilt/{path.name}": path.read_bytes() for path in MODULES.glob("*.*")}
@@ -95,12 +123,13 @@ def build() -> None:
     unfinished = ARCHIVE.with_suffix(".part")
     pack(files, unfinished)
     unfinished.replace(ARCHIVE)
-    size = ARCHIVE.stat().st_size
-    print(f"{ARCHIVE.relative_to(ROOT)}: {size / 2**20:.1f} MiB, at most {LIMIT >> 20}")
-    if size > LIMIT:
+    size, most = ARCHIVE.stat().st_size, limit()
+    print(f"{ARCHIVE.relative_to(ROOT)}: {size / 2**20:.1f} MiB, at most {most / 2**20:.1f}")
+    if size > most:
         raise SystemExit(f"{ARCHIVE} is too large: leave more files behind in {LIST}")
 
 
 if __name__ == "__main__":
-    ArgumentParser(description=__doc__).parse_args()
-    build()
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--fa3", action="store_true", help="write the pieces of FA3's library instead")
+    (build_fa3 if parser.parse_args().fa3 else build)()

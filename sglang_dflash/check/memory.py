@@ -11,6 +11,7 @@ from sglang_dflash.drafter.checkpoint import ModelFiles, TensorHeader
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.tensors import copied_shapes, expected_shapes
 from sglang_dflash.errors import Finding, note, warn
+from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE, size
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import ServingPlan
@@ -131,7 +132,21 @@ def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
         window=plan.window,
         in_transfer=in_transfer(settings),
         copies=plan.copies,
+        indices=_indices(launch, plan) * context,
     )
+
+
+def _indices(launch: Launch, plan: ServingPlan) -> int:
+    """Return the bytes per token of a context that CUDA graphs list once per block position, for all widths together.
+
+    FlashInfer's indices have 32 bits, and a mask of a byte beside them; Triton's have 64 (``init_cuda_graph_state``).
+    """
+    if launch.device.kind == "cpu":
+        return 0
+    settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
+    asked = settings.decode_attention_backend or settings.attention_backend
+    target = each.get(asked or default_backend(launch.text, launch.device), 0)
+    return plan.block * target + plan.drafted * plan.has_drafter * each.get(str(launch.draft_backend), 0)
 
 
 def _sliding_cap(launch: Launch, window: int) -> int | None:

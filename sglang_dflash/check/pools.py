@@ -47,6 +47,7 @@ class Sizing:
     sliding_window: int = 0  # tokens before a query
     sliding_share: float = SLIDING_SHARE  # tokens per token of the full layers
     sliding_cap: int | None = None  # tokens for all requests, in place of the share
+    indices: int = 0  # bytes per request with which graphs list its K/V slots, outside static memory
 
     @property
     def weights(self) -> int:

@@ -154,6 +154,8 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
             yield pool.replace("_", " "), f"{size(number * each):10} ({per_unit})" if number > 1 else per_unit
     if pools.tokens:
         yield "sum", size(sum(pools.bytes.values()))
+    if pools.running and (each := pools.sizing.indices):
+        yield "indices of CUDA graphs, beside it", f"{size(pools.running * each):10} ({size(each)} per request)"
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_dflash.errors import first_true
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.sizes import layers_of
+from sglang_dflash.launch.sizes import count, layers_of
 
 # model type -> major compute capability -> SGLang's choice; 0: all others
 _LATENT = {9: "fa3", 10: "flashinfer", 0: "triton"}
@@ -36,7 +36,10 @@ def verify_obstacle(backend: str | None, text: Mapping[str, Any], major: int) ->
     Only what SGLang refuses late or not at all; it asserts the rest before it downloads weights.
     """
     slides, latent = bool(text) and layers_of(text).sliding > 0, bool(text.get("kv_lora_rank"))
+    heads = 0 if latent else max(count(text, key, 0) for key in ("head_dim", "global_head_dim"))
     return first_true({
         "it runs on compute capabilities 8 and 9 alone": backend == "fa3" and major not in (8, 9),
         "its verify ignores the window of sliding layers": backend == "flashinfer" and slides and not latent,
+        # its kernel for heads of 256 refuses the lengths of a K/V cache (``flash_attn/cute/interface.py``)
+        "its kernels for this GPU take heads of up to 128": backend == "fa4" and major in (10, 11) and heads > 128,
     })  # fmt: skip

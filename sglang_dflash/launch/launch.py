@@ -140,7 +140,8 @@ class Launch:
     def draft_backend(self) -> str | None:
         """The drafter's attention backend; None for an unknown GPU.
 
-        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere.
+        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere. Also for
+        a bidirectional drafter under trtllm_mha, which counts the window of every position from the block's end.
         """
         chosen = self.settings.speculative_draft_attention_backend
         if chosen == OUR_BACKEND:
@@ -148,6 +149,7 @@ class Launch:
         found = self._sglangs_draft_backend
         # no GPU has compared ours with the others
         others = ("fa3", "fa4", "trtllm_mha") if self.settings.wants_one_forward else ()
+        others = (*others, "trtllm_mha") if not all(self.drafter.causal) else others
         by_default = chosen is None and self.device.kind == "gpu" and found in ("flashinfer", "triton", *others)
         return OUR_BACKEND if by_default and self.backend_obstacle is None else found
 

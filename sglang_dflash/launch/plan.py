@@ -38,16 +38,21 @@ class DraftWindow:
         return start - start % self.page
 
     def tail_slots(self, context: int) -> int:
-        """Return the slots per request for tails: one window, plus up to 1,024 tokens for other prefixes."""
+        """Return the slots per request for tails, in whole pages: a window, plus up to 1,024 tokens for other prefixes.
+
+        SGLang's fa3, fa4 and trtllm_mha divide a pool into pages (``mem_cache/layout/paged_view.py``).
+        """
         one = min(self.tokens, context + self.block) + self.page - 1
-        return one + min(3 * one, CONVERSATION) if self.cached else 0
+        return self._in_pages(one + min(3 * one, CONVERSATION)) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
         """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
 
         SGLang reserves two blocks more than are committed, and the next step may already be launched.
         """
-        slots = min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block
+        return self._in_pages(min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block)
+
+    def _in_pages(self, slots: int) -> int:
         return -(-slots // self.page) * self.page
 
     def slots(self, context: int, running: int = 1, in_transfer: int | None = None) -> int:

@@ -110,7 +110,7 @@ def test_a_flag_that_nothing_can_be_computed_with(flag: str, value: str, tmp_pat
     assert len(errors) == 1 and flag in errors[0].value
 
 
-@pytest.mark.parametrize("variable", VARIABLES[:3])
+@pytest.mark.parametrize("variable", VARIABLES[:2])
 def test_a_variable_with_an_unknown_word(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "bf17")
     finding = check(tmp_path / "pair", **HYBRID)[-1]

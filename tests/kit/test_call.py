@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def call(python: str, folder: Path, *options: str, **environment: str) -> list[r
     assert ended.returncode == 0 and not failed, (failed, ended.stderr[-3000:])
     assert found[-1]["what"] == "call" and found[-1]["cut_off"] == []
     assert (folder / "out/page.md").read_text() == rows.page(found)
+    with tarfile.open(folder / "out.tar.xz") as packed:
+        assert {"out/page.md", f"out/{rows.FILE}"} <= {*packed.getnames()}
     return found
 
 
@@ -37,7 +40,6 @@ def of(found: list[rows.Row], what: str, *columns: str) -> set[Any]:
     return set(chosen)
 
 
-@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.sglang
 @pytest.mark.timeout(1800)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
+import random
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import sglang_dflash
 from tools import wheelhouse
 from tools.gpu import plugin, rows, site
-from tools.gpu.call import Call, Job
+from tools.gpu.call import BUSY, Call, Job
 from tools.gpu.trace import per_step
 
 
@@ -82,6 +87,61 @@ def test_what_the_clock_ends_leaves_the_end_of_its_log(tmp_path: Path) -> None:
 def test_a_stage_is_a_function(stage: str) -> None:
     assert callable(pkgutil.resolve_name(plugin.STAGES[stage]))
     assert f"{stage}_ms" in rows.PAGE["tables"]["stages"]["columns"]
+
+
+@pytest.mark.sglang
+def test_the_kit_replaces_no_function_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures the worker that users get: its hooks there take times and return what they got."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for _, name, _ in pkgutil.walk_packages(sglang_dflash.__path__, "sglang_dflash."):
+        importlib.import_module(name)
+
+    def functions() -> dict[tuple[str, str], Any]:
+        ours = {name: module for name, module in sys.modules.items() if name.startswith("sglang_dflash.")}
+        return {(name, each): value for name, module in ours.items() for each, value in vars(module).items()}
+
+    hooks, before = list[tuple[str, Any, Any]](), functions()
+    monkeypatch.setattr(HookRegistry, "register", lambda target, hook, kind: hooks.append((target, hook, kind)))
+    for place in ((torch.cuda, "mem_get_info"), (torch.cuda.memory, "mem_get_info"), (torch.cuda.Event, "synchronize")):
+        monkeypatch.setattr(*place, getattr(*place))
+    variables = {"GPU_KIT_GIB": "1", "GPU_KIT_MODULES": "here", "GPU_KIT_HOST": "1", "SGLANG_SIMULATE_ACC_LEN": "4"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    plugin.register()
+    after = functions()
+    assert [key for key, value in before.items() if after[key] is not value] == []
+    ours = [(hook, kind) for target, hook, kind in hooks if target.startswith("sglang_dflash.")]
+    assert ours and all(kind is HookType.AROUND for _, kind in ours)
+    assert all(hook(lambda: variables) is variables for hook, _ in ours)
+
+
+def test_fa3s_library_goes_in_pieces_and_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "FA3", tmp_path / "fa3")
+    monkeypatch.setattr(site, "FA3", tmp_path / "fa3")
+    library, file = bytes(random.Random(0).randbytes(5000)), tmp_path / "flash_ops.abi3.so"
+    wheelhouse.divide(library, 2000)
+    pieces = sorted(path.name for path in (tmp_path / "fa3").iterdir())
+    assert pieces == ["01-of-03", "02-of-03", "03-of-03"]
+    (tmp_path / "fa3/02-of-03").rename(tmp_path / "missing")
+    site.join(file)
+    assert not file.exists()
+    (tmp_path / "missing").rename(tmp_path / "fa3/02-of-03")
+    site.join(file)
+    assert file.read_bytes() == library
+
+
+def test_a_call_starts_as_many_jobs_as_the_host_has_places(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    def job(one: Job) -> dict[str, Any]:
+        seen.append(sum(each.state == BUSY for each in jobs))
+        time.sleep(0.05)
+        return {}
+
+    jobs = [Job(name, 1, job, "texts") for name in "abcdef"]
+    Call(site.CPU, tmp_path, 99, 60, most=2).run(jobs)
+    assert len(seen) == 6 and max(seen) == 2
 
 
 def test_the_wheelhouse_hides_no_package_of_the_machine() -> None:

@@ -60,6 +60,7 @@ def test_a_backend_that_the_gpu_cannot_run_is_an_error(gpu: str, flag: str, name
 
 PLAIN, HEADS_OF_80 = launch_of(drafter()), launch_of(drafter(head_dim=80))
 SLIDES = launch_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64))
+BIDIRECTIONAL = launch_of(drafter(layer_types=["sliding_attention"] * 2, sliding_window=64, is_causal=False))
 MIXED = launch_of(drafter(layer_types=["sliding_attention", "full_attention"], sliding_window=64))
 EXACT, UNIFIED = "--enable-deterministic-inference", "--enable-unified-memory"
 
@@ -70,6 +71,8 @@ EXACT, UNIFIED = "--enable-deterministic-inference", "--enable-unified-memory"
         ((), PLAIN, "h200", "fa3"),
         ((), SLIDES, "b200", "trtllm_mha"),
         ((), MIXED, "b200", "fa4"),
+        ((), BIDIRECTIONAL, "b200", "dflash"),
+        ((DRAFTER, "trtllm_mha"), BIDIRECTIONAL, "b200", "trtllm_mha"),
         *(((), pair, gpu, "dflash") for pair in (PLAIN, SLIDES) for gpu in ("rtx5090", "dgx-spark", "rtx3090", "l40s")),
         ((TARGET, "flashinfer"), SLIDES, "h200", "dflash"),
         ((TARGET, "triton"), PLAIN, "h200", "dflash"),
@@ -183,6 +186,9 @@ def test_the_backend_of_a_family_is_sglangs(
         ("gemma4-31b", "b200", None, None, "trtllm_mha"),
         ("kimi-k26-nvfp4", "b200", None, None, "trtllm_mla"),
         ("glm47-flash", "h200", "flashmla", None, "fa3"),
+        ("qwen38-27b", "b200", "fa4", "take heads of up to 128", "trtllm_mha"),
+        ("qwen38-27b", "h200", "fa4", None, "fa3"),
+        ("gemma4-31b", "b200", "fa4", "take heads of up to 128", "trtllm_mha"),
         ("muse-glimmer-30b", "h200", "flashinfer", "ignores the window of sliding layers", "fa3"),
         ("muse-glimmer-30b", "l40s", None, "SGLang's choice flashinfer on NVIDIA L40S", "fa3"),
     ],

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_dflash.launch.asked import Launch
 from typer.testing import CliRunner, Result
 
 from sglang_dflash.check import command, machine
@@ -21,8 +20,9 @@ from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about, gpu_named
 from sglang_dflash.check.report import Report, preflight
-from sglang_dflash.launch import published, told
+from sglang_dflash.launch import published, resolution
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device
+from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.rules import EARLY
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.broken_pairs import Broken, write_pair
@@ -174,7 +174,7 @@ def test_a_pair_of_two_published_names_is_a_warning_with_both(
 def test_a_start_warns_of_another_targets_drafter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pair = dict(zip(("target", "drafter"), named(tmp_path, "Qwen3.5-27B", "Qwen3.6-27B-DFlash"), strict=True))
     launch = Launch.of(parse([], **pair)[0], LARGE_GPU)
-    told._is_left(SimpleNamespace(), launch, EARLY)  # type: ignore[arg-type]
+    resolution._is_left(SimpleNamespace(), launch, EARLY)  # type: ignore[arg-type]
     [warned] = [record for record in caplog.records if TRAINED in record.getMessage()]
     assert warned.levelname == "WARNING"
     assert all(name in warned.getMessage() for name in ("Qwen/Qwen3.6-27B", pair["target"], pair["drafter"]))

@@ -252,3 +252,20 @@ def test_a_ring_holds_every_slot_until_the_prefix_is_cached(
     assert slots >= length + 3 * block - drafts.start(max(0, length - lag))
     assert slots < min(window, context + block) + 4 * block + lag + 2 * page
     assert drafts.tail_slots(context) >= length - drafts.start(length)
+    assert drafts.tail_slots(context) % page == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "each"),
+    [
+        ("a100", (), 16 * 5),  # the target in FlashInfer, the drafter in our kernel, which reads the slot table
+        ("a100", ("--speculative-draft-attention-backend", "flashinfer"), 2 * 16 * 5),
+        ("a100", ("--attention-backend", "triton"), 16 * 8),
+        ("h200", (), 0),
+        ("b200", (), 0),
+    ],
+)
+def test_check_counts_the_indices_of_cuda_graphs(gpu: str, flags: tuple[str, ...], each: int) -> None:
+    """Bytes per request and token of the context: positions, times an index and FlashInfer's mask."""
+    memory = checked("Qwen3.5-4B", *flags, on=GPUS[gpu]).memory
+    assert memory is not None and memory.sizing.indices == each * CONTEXT

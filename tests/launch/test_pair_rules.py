@@ -128,12 +128,6 @@ def test_a_drafter_with_tables_of_its_own_is_doubtful(name: str, tmp_path: Path)
         tensors = {key: tensor for key, tensor in tensors.items() if key not in TABLES}
 
 
-MAMBA = {"hybrid_override_pattern": "M-M*M-M*", "chunk_size": 64}
-
-
-@pytest.mark.parametrize(
-    "model", [json.loads((target_path("tiny-hybrid") / "config.json").read_text()), target(**MAMBA)]
-)
 @pytest.mark.parametrize(
     ("block", "interval", "more", "level"),
     [
@@ -150,9 +144,8 @@ MAMBA = {"hybrid_override_pattern": "M-M*M-M*", "chunk_size": 64}
         (300, 256, {"mamba_radix_cache_strategy": "no_buffer"}, "ok"),
     ],
 )
-def test_no_two_steps_in_flight_write_one_snapshot(
-    block: int, interval: int, more: dict[str, Any], level: str, model: dict[str, Any]
-) -> None:
+def test_no_two_steps_in_flight_write_one_snapshot(block: int, interval: int, more: dict[str, Any], level: str) -> None:
+    model = json.loads((target_path("tiny-hybrid") / "config.json").read_text())
     given = {"speculative_num_draft_tokens": block, "mamba_track_interval": interval, **more}
     found = finding("recurrent snapshots", launch_of(drafter(), model, **given))
     assert found.level == level, found

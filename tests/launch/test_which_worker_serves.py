@@ -42,7 +42,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
 
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
-    args = SimpleNamespace()
+    args = SimpleNamespace(nnodes=1)
     attach_decision(args, Decision(reason=reason) if reason else Decision(serving_plan()))
     return args
 
@@ -141,8 +141,8 @@ def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(
         hooks_launch.after_model_paths(args, lambda args: args.read.append(args.speculative_draft_model_path))
     assert args.read == ["incoai/Qwen3.8-27B-DFlash2"]
     assert [line for line in caplog.messages if "auto is incoai/Qwen3.8-27B-DFlash2" in line] == caplog.messages[:1]
-    args.model_path, args.speculative_draft_model_path = "Qwen/Qwen3.8-27B-INT4", "auto"
-    with pytest.raises(DFlashError, match="is published for Qwen/Qwen3.8-27B-INT4.* \\(such as .*Qwen/Qwen3.8-27B,"):
+    args.model_path, args.speculative_draft_model_path = "Qwen/Qwen3.8-28B", "auto"
+    with pytest.raises(DFlashError, match="knows no drafter for Qwen/Qwen3.8-28B.* such as .*Qwen/Qwen3.8-27B,"):
         hooks_launch.after_model_paths(args, lambda _: None)
 
 
@@ -200,7 +200,7 @@ def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
 
 
 def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCaptureFixture) -> None:
-    assert enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace()) is int
+    assert enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace(nnodes=1)) is int
     assert caplog.messages == [
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
         "its arguments were resolved in a process without the plugin dflash"

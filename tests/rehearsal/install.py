@@ -14,7 +14,6 @@ from typing import Any
 
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.upstream.names import (
     HookRegistry,
     HookType,
@@ -23,7 +22,7 @@ from sglang_dflash.upstream.names import (
     resolving_view,
 )
 from sglang_dflash_cpu import arguments, replacements
-from tests.rehearsal import interpreter, report, stubs
+from tests.rehearsal import backends, interpreter, report, stubs
 
 # Rows of the CPU platform's table that stay: kernels that are not Triton's on a GPU, and transfers between processes.
 # Its weights do not: on Intel processors they are transposed, and kernels read a convolution's as CUDA has it.
@@ -60,6 +59,12 @@ def install() -> None:
         _patch_source(*patch)
     register_resolution_hook("handle_hardware_runtime_validation")(arguments.validate_runtime)
     register_resolution_hook("handle_cpu_backends")(_choose_backends)
+    backends.install()
+    pool = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers"
+    HookRegistry.register(pool, backends.created, HookType.AFTER)
+    paged = (f"paged.PagedTokenToKVPoolAllocator.{name}" for name in ("alloc", "alloc_extend", "alloc_decode"))
+    for path in ("token.TokenToKVPoolAllocator.alloc", *paged):
+        HookRegistry.register(f"sglang.srt.mem_cache.allocator.{path}", backends.handed_out, HookType.AFTER)
     runners = "model_executor.runner_backend"
     segments = f"{runners}_utils.breakable_cuda_graph.breakable_cuda_graph.BreakableCUDAGraph"
     for method, hook in (
@@ -120,8 +125,8 @@ def _choose_backends(server_args: Any, previous: Callable[[Any], None]) -> None:
     declare_resolution(
         server_args,
         __name__,
-        attention_backend="triton",
-        speculative_draft_attention_backend=drafts or ("triton" if others else OUR_BACKEND),
+        attention_backend=backends.target(),
+        speculative_draft_attention_backend=drafts or ("triton" if others else backends.drafter()),
         cuda_graph_config=with_phase(graph_config, Phase.DECODE, backend=Backend.FULL),
     )
 

@@ -6,21 +6,22 @@ from typing import Any
 
 from sglang.srt.platforms.interface import PlatformCapabilities
 
-from sglang_dflash.launch.launch import OUR_BACKEND
+from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND
 from sglang_dflash_cpu.platform import DFlashCpuPlatform
+from tests.rehearsal import backends
 
 
 class RehearsalPlatform(DFlashCpuPlatform):
-    """The CPU platform with SGLang's Triton attention, its pools and its graph runners."""
+    """The CPU platform with SGLang's attention of a GPU, its pools and its graph runners."""
 
     device_name = "rehearsal"
     capabilities = PlatformCapabilities(graph_capture=True)
 
     def get_default_attention_backend(self) -> str:
-        return "triton"
+        return backends.target()
 
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
-        return backend in ("triton", OUR_BACKEND)
+        return backend in {*DRAFT_BACKENDS, OUR_BACKEND}
 
     def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
         return "triton"

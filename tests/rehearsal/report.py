@@ -6,6 +6,7 @@ import collections
 import os
 from typing import Any
 
+from tests.rehearsal import backends
 from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 
 # "replays: target 4" (role, batch size; "replays: prefill" of the target), "widths: target 8" (replays by width),
@@ -28,6 +29,7 @@ def add(result: Any, *_: Any) -> Any:
 def started() -> None:
     """Replacement of ``mark_serving_started``."""
     _AT_START.update(COMPILED)
+    backends.started()
 
 
 def retracted(result: Any, *_: Any, **__: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from tests.rehearsal.backends import ATTENTION, DRAFT_ATTENTION
 from tests.rehearsal.scenarios import Scenario
 from tests.support import preloaded
 from tests.support.servers import with_refusals
@@ -56,7 +57,7 @@ def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     plain, rehearse = scenario.exact and not rehearse, rehearse or scenario.exact
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
-        environment |= rehearsed()
+        environment |= {**rehearsed(), ATTENTION: scenario.attention, DRAFT_ATTENTION: scenario.draft_attention}
     environment = with_refusals(environment)
     asked = {"keywords": scenario.keywords(plain=plain, rehearse=rehearse), "requests": scenario.requests}
     ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked), environment=environment, timeout=SECONDS)

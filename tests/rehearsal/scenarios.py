@@ -46,6 +46,8 @@ class Scenario:
         quantised: whether a rehearsal serves the drafter in block FP8, and the torch platform its plain weights.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
+        attention: SGLang's backend for the target, in the rehearsal.
+        draft_attention: the drafter's; by default that of a GPU with the target's (:mod:`tests.rehearsal.backends`).
     """
 
     name: str
@@ -60,6 +62,8 @@ class Scenario:
     exact: bool = False
     quantised: bool = False
     same_blocks: bool = True
+    attention: str = "triton"
+    draft_attention: str = ""
 
     def keywords(self, *, plain: bool = False, rehearse: bool = False) -> dict[str, Any]:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
@@ -373,6 +377,80 @@ def one_forward(scenario: Scenario) -> Scenario:
     """The same where the drafter's graphs are replayed without SGLang's runner."""
     environment, met = {**scenario.environment, ONE_FORWARD: "1"}, (*scenario.met, "replayed by: DraftGraphs")
     return replace(scenario, name=f"one forward: {scenario.name}", environment=environment, met=met)
+
+
+# --- SGLang's attention of other GPUs
+
+SHORT = replace(
+    SCENARIOS[0],
+    requests=(adjusted(ask(DENSE, 2, 4, growth=4, cut=28)),),
+    met=("replays: target 2", "replays: drafter 2", *(met for met in SCENARIOS[0].met if "replays" not in met)),
+    width=4,
+    graphs=(2,),
+    options={"max_running_requests": 2},
+)
+# The target's and the drafter's: of Hopper; of Ampere, Ada and sm_120; the same without our kernel; of sm_100.
+BACKENDS = (("fa3", ""), ("flashinfer", ""), ("flashinfer", "flashinfer"), ("trtllm_mha", ""))
+_RUNS = {
+    "fa3": "launches: tests.rehearsal.flash.flash_attention",
+    "flashinfer": "launches: tests.rehearsal.flashinfer_kernels.flashinfer_paged",
+    "trtllm_mha": "launches: tests.rehearsal.flashinfer_kernels.trtllm_paged",
+}
+
+
+def on(scenario: Scenario, attention: str, draft_attention: str = "", *, page: int = 16) -> Scenario:
+    """The same in other attention backends. trtllm_mha has pages: 64 slots by default, 16 at least."""
+    ours = attention == "flashinfer" and not draft_attention
+    met = (_RUNS[attention], *(each for each in scenario.met if ours or each not in _ATTENTION))
+    options = {**({"page_size": page} if attention == "trtllm_mha" else {}), **scenario.options}
+    backends = {"attention": attention, "draft_attention": draft_attention, "options": options}
+    name = f"{attention}{f' and {draft_attention}' if draft_attention else ''}: {scenario.name}"
+    return replace(scenario, name=name, met=met, **backends)
+
+
+SHORT_ROWS = tuple(on(SHORT, *pair, page=64) for pair in BACKENDS)
+_HITS = ask(DENSE, 3, 10, growth=6, cut=40)
+TWICE = Scenario(
+    "widths at random, copies, prefix hits, more than the largest graph",
+    DENSE,
+    (_HITS, adjusted(_HITS)),
+    (*_SOME_WIDTHS, *_COPIES, "events: cached tokens", "eager: target 3", "replays: target 2"),
+    width=16,
+    graphs=(2,),
+    options={**RANDOM_WIDTHS, "max_running_requests": 3},
+)
+TO_THE_END = Scenario(
+    "to the end of the context",
+    DENSE,
+    (ask(DENSE, 2, 30, growth=15, seed=3, repeat=3, cut=50),),
+    ("replays: target 2",),
+    width=16,
+    graphs=(2,),
+    options={"context_length": 96, "max_running_requests": 2},
+)
+WINDOW = Scenario(
+    "draft window, pages of 16, prefix hits",
+    DENSE,
+    (_HITS,) * 2,
+    ("replays: target 3", "events: cached tokens"),
+    graphs=(3,),
+    options={"page_size": 16, "max_running_requests": 3, **DRAFT_WINDOW},
+)
+_ALSO = (
+    "pages of 16, draft window, chunked prefill, mixed batches",
+    "retraction",
+    "hybrid",
+    "hybrid: prefix hits, draft window, rows turn over",
+    "hybrid: DFlash2, widths at random, draft window, rows turn over",
+    "gpt_oss: widths at random",
+    "gpt_oss: pages of 16, chunked prefill, draft window",
+)
+BACKEND_SCENARIOS = tuple(
+    on(scenario, *pair)
+    for pair in BACKENDS
+    for scenario in (TWICE, TO_THE_END, WINDOW, *(each for each in SCENARIOS if each.name in _ALSO))
+    if (scenario.pair, pair[0]) != ("gpt_oss", "flashinfer")  # refused: its verify ignores the window
+)
 
 
 # While SGLang's graph runner serves the drafter by default.

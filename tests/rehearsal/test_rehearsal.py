@@ -1,4 +1,4 @@
-"""Rehearsed scenarios against the CPU platform, and a short one in ``make test``."""
+"""Rehearsed scenarios against the CPU platform, and short ones in ``make test``."""
 
 from __future__ import annotations
 
@@ -6,32 +6,49 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_dflash.check.machine import GPUS
+from tests.rehearsal import backends
 from tests.rehearsal.run import both, differences
-from tests.rehearsal.scenarios import DENSE, ONE_FORWARD_SCENARIOS, SCENARIOS, Scenario, adjusted, ask, one_forward
+from tests.rehearsal.scenarios import (
+    BACKEND_SCENARIOS,
+    ONE_FORWARD_SCENARIOS,
+    SCENARIOS,
+    SHORT,
+    SHORT_ROWS,
+    Scenario,
+    one_forward,
+)
+from tests.support.configs import drafter, launch_of
 
-pytestmark = pytest.mark.engine
+ENGINE = pytest.mark.engine
 
 
-OUR_GRAPHS = pytest.param(one_forward(SCENARIOS[0]), marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("whole", [SCENARIOS[0], OUR_GRAPHS], ids=["SGLang's graphs", "our graphs"])
-def test_the_gpu_path_answers_as_the_torch_platform_does(whole: Scenario) -> None:
-    """The first scenario with two requests; when one is left, its graph has a row of padding."""
-    scenario = replace(
-        whole,
-        requests=(adjusted(ask(DENSE, 2, 4, growth=4, cut=28)),),
-        met=("replays: target 2", "replays: drafter 2", *(met for met in whole.met if "replays" not in met)),
-        width=4,
-        graphs=(2,),
-        options={"max_running_requests": 2},
-    )
+@ENGINE
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(SHORT, id="SGLang's graphs"),
+        pytest.param(one_forward(SHORT), id="our graphs", marks=pytest.mark.slow),
+        *(pytest.param(row, id=f"{row.attention} {row.draft_attention}".strip()) for row in SHORT_ROWS),
+    ],
+)
+def test_the_gpu_path_answers_as_the_torch_platform_does(scenario: Scenario) -> None:
+    """Two requests; when one is left, its graph has a row of padding."""
     assert differences(scenario, *both(scenario)) == []
 
 
+def test_the_drafters_backends_are_those_of_the_gpus() -> None:
+    chosen = {gpu: replace(launch_of(drafter()), device=GPUS[gpu]).draft_backend for gpu in ("h200", "a100", "b200")}
+    rehearsed = {gpu: backends.GPUS[GPUS[gpu].default_backend] for gpu in chosen}
+    assert rehearsed == {gpu: (GPUS[gpu].capability, backend) for gpu, backend in chosen.items()}
+
+
+@ENGINE
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("scenario", (*SCENARIOS, *ONE_FORWARD_SCENARIOS), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", (*SCENARIOS, *ONE_FORWARD_SCENARIOS, *BACKEND_SCENARIOS), ids=lambda scenario: scenario.name
+)
 def test_a_scenario(scenario: Scenario) -> None:
     expected, found = both(scenario)
     met = found.report.get("met", {})

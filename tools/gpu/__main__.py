@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,30 +26,38 @@ if TYPE_CHECKING:
     from tools.gpu.call import Job
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-rfE", "--noconftest", "-p", "no:cacheprovider")
-CASES = ("tests/ops/cases.py", "tests/states/cases.py", "tests/states/exact_cases.py")
+# Those that decide tokens by default come first.
+CASES = (
+    *("tests/states/convolution_cases.py", "tests/ops/attention_cases.py", "tests/states/cases.py"),
+    *("tests/ops/cases.py", "tests/states/exact_cases.py"),
+)
+CORES = 3  # of the host, for each job
 RANDOM = "weights of pairs with published names; prompts of the step times; widths where an arm says so"
 # What `machine` reports: torch's build, and the distributions that compute.
 VERSIONS = {"torch": "torch", "triton": "triton", "sglang": "sglang", "kernels": "sglang-kernel"}
 
 
 def plan(real: bool) -> list[Job]:
-    """Return the jobs, the most valuable first; they start in this order where memory allows."""
+    """Return the jobs, the most valuable first: texts, kernels, steps, parts of a layer. They start in this order."""
     from tools.gpu import steps, texts
     from tools.gpu.call import Job
 
-    hybrid, *others = (texts.jobs(pair, arms, real) for pair, arms in texts.CHOSEN.items())
+    fa3 = real and site.has_fa3()
+    chosen = {pair: arms | (texts.FA3 if fa3 else {}) for pair, arms in texts.CHOSEN.items()}
+    hybrid, *others = (texts.jobs(pair, arms, real) for pair, arms in chosen.items())
     exact = texts.jobs("tiny-hybrid", texts.EXACT, real, exact=True)
     servers = steps.jobs((rows.OURS, steps.ONE_FORWARD, rows.BUILTIN, rows.PLAIN))
-    [adaptive] = steps.jobs((steps.ADAPTIVE,))
-    cases = case_jobs(CASES if real else CASES[:1])
+    adaptive, *widths = steps.jobs((steps.ADAPTIVE, *steps.WIDTHS))
+    cases = case_jobs(CASES if real else CASES[3:4])
     compiling = Job("micro kernels", 3, partial(_micro, "--warm"), "micro")
     packed = [Job("modules", 1, _modules, "modules")] if os.environ["GPU_KIT_MODULES"] else []
-    alone = [Job("micro", 24, _micro, "micro", alone=True), adaptive]
+    micro = Job("micro", 24, _micro, "micro", alone=True)
     texts_of_others = [*itertools.chain(*others), *exact]
     if not real:  # two at a time: a server that waits for its turn holds one of two places
-        small = [*hybrid, *texts_of_others, *cases, *packed, *servers, *alone]
+        small = [*hybrid, *texts_of_others, *cases, *packed, *servers, micro, adaptive]
         return [replace(job, gib=1) for job in small]
-    return [*hybrid, *servers, *texts_of_others, compiling, *cases, *packed, *alone]
+    hoppers = steps.jobs(tuple(arm for arm in steps.ARMS if arm.startswith(rows.FA3))) if fa3 else []
+    return [*hybrid, *cases, *servers, compiling, micro, *hoppers, *widths, adaptive, *texts_of_others, *packed]
 
 
 def case_jobs(files: Sequence[str]) -> list[Job]:
@@ -136,12 +145,15 @@ def main() -> None:
     here = machine(asked.device)
     # what a slice does not count: graphs' bookkeeping and what libraries allocate by themselves
     gib = 0.95 * here["memory_mib"] / 1024 if asked.device == site.CUDA else 2
-    call = Call(asked.device, out, gib, asked.seconds, asked.inside)
+    # a starting server compiles on several cores
+    call = Call(asked.device, out, gib, asked.seconds, asked.inside, max(2, (os.cpu_count() or 2) // CORES))
     call.write("machine", **here)
     beginnings = tuple(filter(None, asked.only.split(",")))
     call.run([job for job in plan(call.real) if not beginnings or job.name.startswith(beginnings)])
     found = rows.read(out)
     (out / "page.md").write_text(rows.page(found))
+    with tarfile.open(out.with_name(f"{out.name}.tar.xz"), "w:xz") as packed:  # a machine may return a few files only
+        packed.add(out, out.name)
     print(json.dumps(found[-1]), flush=True)
     for process in psutil.Process().children(recursive=True):  # of jobs that the clock ended
         with contextlib.suppress(psutil.NoSuchProcess):

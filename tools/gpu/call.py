@@ -75,11 +75,14 @@ class Job:
 class Call:
     """Runs jobs until all are done or the time is over.
 
-    A job starts as soon as its slice is free, the first of the list first. A job that waits for its turn goes on when
-    no other is busy and none can start.
+    A job starts as soon as its slice is free, the first of the list first, if fewer than ``most`` are busy. A job that
+    waits for its turn goes on when no other is busy and none can start.
     """
 
-    def __init__(self, device: str, out: Path, gib: float, seconds: float, began: float | None = None) -> None:
+    def __init__(
+        self, device: str, out: Path, gib: float, seconds: float, began: float | None = None, most: int = 99
+    ) -> None:
+        self.most = most
         self.device, self.real, self.out, self._gib, self._seconds = device, device == CUDA, out, gib, seconds
         self._began, self.changed, self._jobs = began or time.time(), threading.Condition(), list[Job]()
 
@@ -117,7 +120,8 @@ class Call:
         for number, job in enumerate(self._jobs):
             held = sum(each.gib for each in self._jobs if each.state in (BUSY, READY))
             earlier = all(each.state == DONE for each in self._jobs[:number])
-            if job.state == WAITING and (earlier or not job.alone and held + job.gib <= self._gib):
+            has_place = sum(each.state == BUSY for each in self._jobs) < self.most
+            if job.state == WAITING and (earlier or not job.alone and has_place and held + job.gib <= self._gib):
                 self.change(job, BUSY)
                 threading.Thread(target=job.run, daemon=True).start()
         ready = [job for job in self._jobs if job.state == READY]

@@ -1,7 +1,7 @@
-"""SGLang plugin of the kit, in every server: a slice of the memory, packed modules, accept lengths, host times.
+"""SGLang plugin of the kit, in every server: a slice of the memory, packed modules, host times.
 
-Variables: ``GPU_KIT_GIB`` (the slice), ``GPU_KIT_MODULES``, ``GPU_KIT_HOST``. Our worker reads the variable that
-SGLang's own reads for simulated accept lengths (``SGLANG_SIMULATE_ACC_LEN``).
+Variables: ``GPU_KIT_GIB`` (the slice), ``GPU_KIT_MODULES``, ``GPU_KIT_HOST``. It replaces no function of this package:
+a worker that the kit changes is not the one that users get.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tools.gpu import modules
 
@@ -51,10 +50,6 @@ def register() -> None:
 
     if gib := float(os.environ.get("GPU_KIT_GIB") or 0):
         torch.cuda.mem_get_info = torch.cuda.memory.mem_get_info = sliced(int(gib * 2**30))
-    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0:
-        from sglang_dflash import ops
-
-        ops.accept_block = simulated(ops.accept_block, _draw)  # before our worker is imported
     if os.environ.get("GPU_KIT_MODULES") and torch.cuda.is_available():
         HookRegistry.register("sglang.kernels.jit.utils.compile.loader.load_jit", modules.load_jit, HookType.AROUND)
         for target, replacement in REPLACED.items():
@@ -72,26 +67,6 @@ def register() -> None:
 def sliced(total: int) -> Callable[..., tuple[int, int]]:
     """Return ``torch.cuda.mem_get_info`` of a device of ``total`` bytes that this process has alone."""
     return lambda device=None: (max(0, total - torch.cuda.memory_reserved(device)), total)
-
-
-def simulated(accept_block: Callable[..., Any], draw: Callable[[int], int]) -> Callable[..., Any]:
-    """Wrap ``accept_block`` so that every row accepts ``draw(width)`` tokens, the bonus token included."""
-
-    def run(draft: Tensor, target: Tensor, lens: Tensor, **options: Any) -> Any:
-        length = draw(draft.shape[1])
-        agreed = target.clone()
-        agreed[:, : length - 1] = draft[:, 1:length]
-        if length < draft.shape[1]:
-            agreed[:, length - 1] = draft[:, length] ^ 1  # a token of the vocabulary that is not the draft
-        return accept_block(draft, agreed, lens, **options)
-
-    return run
-
-
-def _draw(width: int) -> int:
-    from sglang.srt.speculative import spec_utils
-
-    return int(spec_utils.sample_simulated_acc_len(spec_utils.SIMULATE_ACC_LEN, spec_utils.SIMULATE_ACC_METHOD, width))
 
 
 class HostTimes:

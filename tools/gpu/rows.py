@@ -17,6 +17,7 @@ Row = dict[str, Any]
 FILE = "rows.jsonl"
 PAGE = tomllib.loads(Path(__file__).with_name("tables.toml").read_text())
 OURS, BUILTIN, PLAIN = "planned", "builtin", "plain"
+FA3 = "fa3 "  # begins an arm with SGLang's default attention on Hopper, for target and drafter
 # Bytes per second of a large copy, in TB, by what the card's name contains.
 RATES = {"H200": 4.3, "H100": 3.0}
 
@@ -97,8 +98,10 @@ def step_lines(rows: Sequence[Row], value: str = "step_ms", over: str = BUILTIN)
     """Return step times by call, pair and batch, with ratios to the arm ``over`` of the same call."""
     lines = pivoted(rows, ("call", "pair", "batch"), _arm, value)
     for line in lines:
-        for arm in [arm for arm in {*map(_arm, rows)} - {over, PLAIN} if arm in line and over in line]:
-            line[f"{arm} / {over}"] = median(line[arm]) / median(line[over])
+        for arm in sorted({*line} & {*map(_arm, rows)}):
+            other = f"{FA3}{over}" if arm.startswith(FA3) else over
+            if other in line and not arm.endswith((over, PLAIN)):
+                line[f"{arm} / {other}"] = median(line[arm]) / median(line[other])
     return lines
 
 

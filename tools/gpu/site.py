@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import tarfile
 import tomllib
@@ -13,6 +14,7 @@ from sglang_dflash import __version__
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = ROOT / ".wheelhouse/site.tar.xz"
+FA3 = ROOT / ".wheelhouse/fa3"  # pieces of its library (tools/wheelhouse.py)
 MODULES = "prebuilt"  # folder of the archive
 PACKAGES = (ROOT, ROOT / "cpu_platform", ROOT / "lab")
 CUDA, CPU = "cuda", "cpu"
@@ -39,10 +41,25 @@ def unpack(target: Path) -> None:
             (target / "uvloop.py").write_text(UVLOOP)
             (target / "sitecustomize.py").write_text("from tools.gpu import site\n\nsite.start_process()\n")
             stamp.write_text(size)
+        join(target / "sgl_kernel/flash_ops.abi3.so")
     for folder in PACKAGES:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         _install(target, project["name"], __version__, project["entry-points"])
     _install(target, "gpu-kit", "1.0", {"sglang.srt.plugins": {"gpu_kit": "tools.gpu.plugin:register"}})
+
+
+def join(library: Path) -> None:
+    """Write FA3's library if all of its pieces are here."""
+    pieces = sorted(FA3.glob("*-of-*"))
+    if pieces and not library.exists() and len(pieces) == int(pieces[0].name[-2:]):
+        library.write_bytes(lzma.decompress(b"".join(piece.read_bytes() for piece in pieces)))
+
+
+def has_fa3() -> bool:
+    package = find_spec("sgl_kernel")
+    return package is not None and any(
+        any(Path(place).glob("flash_ops*.so")) for place in package.submodule_search_locations or ()
+    )
 
 
 def _install(target: Path, name: str, of_version: str, groups: dict[str, dict[str, str]]) -> None:

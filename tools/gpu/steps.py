@@ -22,8 +22,7 @@ from tests.support.generation import flush
 from tests.support.servers import Server, running
 from tools.gpu.call import Job
 from tools.gpu.plugin import HOST, STAGES
-from tools.gpu.rows import BUILTIN, OURS, PLAIN
-from tools.gpu.texts import TRITON
+from tools.gpu.rows import BUILTIN, FA3, OURS, PLAIN
 from tools.gpu.trace import per_step
 
 PAIR, BLOCK, ACCEPT, ADAPTIVE, ONE_FORWARD = "Qwen3.5-4B", 16, 4, "adaptive", "one forward"
@@ -33,8 +32,12 @@ ARMS: dict[str, tuple[float, dict[str, str]]] = {
     ONE_FORWARD: (22.0, {ONE_FORWARD_SWITCH: "1"}),
     BUILTIN: (50.0, {"SGLANG_DFLASH": "builtin"}),
     PLAIN: (19.0, {}),
-    ADAPTIVE: (24.0, {}),
+    # with one token for all, every request would be copied from itself
+    ADAPTIVE: (24.0, {"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}),
 }
+WIDTHS = {f"width {width}": width for width in (4, 8)}  # fixed ones beside the block, for the adaptive one
+ARMS |= dict.fromkeys(WIDTHS, ARMS[OURS])
+ARMS |= {f"{FA3}{arm}": ARMS[arm] for arm in (OURS, BUILTIN, PLAIN)}
 PROFILED = (OURS, ONE_FORWARD, BUILTIN, PLAIN)
 FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--dtype", "bfloat16", "--disable-radix-cache"),
@@ -78,13 +81,13 @@ def measure(job: Job) -> None:
                 job.row("costs", batch=batch, milliseconds=by_width, calibration_s=info["start_seconds"]["calibration"])
         job.wait_for_turn()
         for batch in sizes.batches:
-            for what in ("steps", "tokens") if arm in (OURS, ADAPTIVE) else ("steps",):
+            for what in ("steps", "tokens") if arm in (OURS, ADAPTIVE, *WIDTHS) else ("steps",):
                 job.measure(what, partial(MEASURES[what], server, arm, batch, sizes), batch=batch)
         for row in host_times(server.log):
             stages = {name: row.pop(name) for name in [*row] if name.removesuffix("_ms") in STAGES}
             job.row("host", **row)
             job.row("stages", batch=row["batch"], **stages)
-        for batch in sizes.profiled if arm in PROFILED else ():
+        for batch in sizes.profiled if arm.removeprefix(FA3) in PROFILED else ():
             job.measure("profile", partial(profiled, job.folder, server, arm, batch), batch=batch)
 
 
@@ -94,12 +97,14 @@ def serve(job: Job, arm: str, sizes: Sizes) -> Iterator[Server]:
     write_text_configs(PAIR, models, shrunk=not job.call.real)
     flags = [*FLAGS, "--model-path", str(models / "target"), "--max-running-requests", str(max(sizes.batches))]
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT), "GPU_KIT_HOST": "1", **ARMS[arm][1], **job.slice}
+    fa3, arm = arm.startswith(FA3), arm.removeprefix(FA3)
     if arm != PLAIN:
         flags += [*DRAFTED, "--speculative-draft-model-path", str(models / "drafter")]
-        flags += ["--speculative-num-draft-tokens", str(BLOCK)]
-    if arm == BUILTIN and job.call.real:  # FlashInfer is not packed
+        flags += ["--speculative-num-draft-tokens", str(WIDTHS.get(arm, BLOCK))]
+    if arm == BUILTIN and job.call.real and not fa3:  # FlashInfer is not packed
         flags += ["--speculative-draft-attention-backend", "triton"]
-    flags += [*TRITON, "--mem-fraction-static", "0.85"] if job.call.real else []
+    flags += ["--mem-fraction-static", "0.85", "--sampling-backend", "pytorch"] if job.call.real else []
+    flags += ["--attention-backend", "fa3" if fa3 else "triton"] if job.call.real else []
     flags += ["--cuda-graph-bs-decode", *map(str, sizes.batches)]
     flags += ["--speculative-adaptive"] if arm == ADAPTIVE else []
     if arm == BUILTIN and not job.call.real:  # it runs in the rehearsal, with a narrow block
@@ -120,7 +125,7 @@ def generate(server: Server, arm: str, batch: int, steps: int, prompt: int) -> t
     """Return seconds of one request with ``batch`` random prompts, and the number of steps that it took."""
     flush(server)
     prompts = [[random.randrange(10, 700) for _ in range(prompt)] for _ in range(batch)]
-    tokens = steps if arm == PLAIN else steps * ACCEPT
+    tokens = steps if arm.endswith(PLAIN) else steps * ACCEPT
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     start = time.perf_counter()
     response = server.post("/generate", {"input_ids": prompts, "sampling_params": sampling})

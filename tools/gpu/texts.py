@@ -60,6 +60,7 @@ CHOSEN = {
     "tiny-moe": {"planned": Arm()},
 }
 EXACT = {"planned": Arm()}
+FA3 = {"fa3, random widths, copies": Arm((*COPIES, "--attention-backend", "fa3"))}  # where its library is
 
 
 @dataclass(eq=False)

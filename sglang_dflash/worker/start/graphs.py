@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from sglang.srt.utils.common import get_available_gpu_memory
 
 from sglang_dflash.launch.division import FLOOR
 from sglang_dflash.launch.launch import OUR_BACKEND
+from sglang_dflash.upstream.hooks import Hooks
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -132,7 +134,7 @@ class WidthGraphs:
             return
         graphs, graph = runner._decode_cuda_graph_runner_cls() if width > 1 else PlainDecodeGraphs, get_exec().graph
         config = with_phase(graph.cuda_graph_config, Phase.DECODE, bs=self._sizes)
-        with self.at(width), graph.override(cuda_graph_config=config):
+        with shared_indices(backend, runner.attn_backend), self.at(width), graph.override(cuda_graph_config=config):
             self._changes[width].append((runner, "decode_cuda_graph_runner", graphs(runner)))
         seconds, memory_gb = time.perf_counter() - start, free - free_gb(self.target)
         self.seconds[phase] += seconds
@@ -151,6 +153,41 @@ class WidthGraphs:
         used = zip(self._runners, phases, strict=False)
         needed = sum(runner.graph_memory_usage.get(phase, 0.0) for runner, phase in used)
         return bool(get_parallel().tp_group.broadcast_object(free_gb(self.target) - needed >= FLOOR_GB))
+
+
+@contextmanager
+def shared_indices(backend: Any, widest: Any) -> Iterator[None]:
+    """Let graphs that are captured here list K/V slots in the buffer of the widest ones: one graph runs at a time.
+
+    FlashInfer and Triton allocate ``requests * width * context`` of them per backend, and FlashInfer a mask that no
+    block uses. With a sliding window they hold a second list.
+    """
+    full, own = (getattr(each, "full_attn_backend", each) for each in (backend, widest))  # of a hybrid
+    held, allocate = getattr(own, "cuda_graph_kv_indices", None), full.init_cuda_graph_state
+    held = held[0] if isinstance(held, list) and len(held) == 1 else held
+    if isinstance(held, torch.Tensor) and not getattr(own, "sliding_window_size", None):
+        full.init_cuda_graph_state = partial(allocate, kv_indices_buf=held)
+    yield
+    if hasattr(full, "cuda_graph_custom_mask"):
+        full.cuda_graph_custom_mask = None
+
+
+def reach_past_the_context(original: Callable[..., Any], *, model_runner: ModelRunner) -> Any:
+    """Hook around ``build_attention_backends``: the last block of a request may end past the context, never committed.
+
+    SGLang's slot table has columns for it, and the page tables of fa3, fa4, trtllm_mha and of latent attention do not.
+    """
+    config, width = model_runner.model_config, get_spec().speculative_num_draft_tokens
+    past = 0 if backends([model_runner]) <= WIDTH_OF_THE_BATCH else width
+    config.context_len += past
+    try:
+        return original(model_runner=model_runner)
+    finally:
+        config.context_len -= past
+
+
+_BUILT = "model_executor.model_runner_components.attention_backend_setup.build_attention_backends"
+HOOKS = Hooks(around={_BUILT: reach_past_the_context})
 
 
 def _log(text: str, *values: Any) -> None:

@@ -94,7 +94,7 @@ def replays() -> None:
     def record(commit: Any, step: Any, *_: Any) -> None:
         _write("replays.jsonl", rid=step.batch.reqs[0].rid, requests=len(step.batch.reqs), width=step.width)
 
-    _hook("BEFORE", "sglang_dflash.states.commit.RecurrentCommit._commit_records", record)
+    _hook("BEFORE", "sglang_dflash.states.commit.RecurrentCommit.replay", record)
 
 
 def rounds() -> None:
