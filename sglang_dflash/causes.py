@@ -1,7 +1,5 @@
 """Causes of rejected drafts with their fixes, and the thresholds of a judgement."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"

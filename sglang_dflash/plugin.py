@@ -3,8 +3,6 @@
 SGLang's plugin loader only logs exceptions, so argument resolution refuses DFLASH if registration fails.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

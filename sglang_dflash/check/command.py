@@ -1,7 +1,5 @@
 """``sglang-dflash check``: from the words of a command line to a report."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``sglang-dflash doctor``: which worker would serve DFLASH on this machine."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator, Sequence

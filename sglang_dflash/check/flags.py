@@ -1,7 +1,5 @@
 """The server flags of a command line, read by SGLang's own parser."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence

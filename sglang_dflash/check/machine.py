@@ -1,7 +1,5 @@
 """The device that serves a pair."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Expected memory of one rank, from settings, configurations and headers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -146,7 +144,7 @@ def _indices(launch: Launch, plan: ServingPlan) -> int:
     settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
     asked = settings.decode_attention_backend or settings.attention_backend
     target = each.get(asked or default_backend(launch.text, launch.device), 0)
-    return plan.block * target + plan.drafted * plan.has_drafter * each.get(str(launch.draft_backend), 0)
+    return plan.block * target + plan.drafter_width * plan.has_drafter * each.get(str(launch.draft_backend), 0)
 
 
 def _sliding_cap(launch: Launch, window: int) -> int | None:

@@ -4,8 +4,6 @@ SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives 
 ``mamba_full_memory_ratio`` parts to one part of K/V, and charges verify scratch to the states.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The preflight of ``sglang-dflash check``, and its report as text and JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace

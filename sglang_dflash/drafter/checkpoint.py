@@ -3,8 +3,6 @@
 Models are untrusted downloads, so sizes are checked before files are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

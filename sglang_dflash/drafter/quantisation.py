@@ -1,7 +1,5 @@
 """How a checkpoint is quantised, by its files. SGLang's quantised layers read the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

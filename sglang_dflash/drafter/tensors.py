@@ -1,8 +1,6 @@
 """The tensors of a drafter checkpoint. Others are refused: a drafter without its extra weights would silently draft
 badly."""
 
-from __future__ import annotations
-
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping

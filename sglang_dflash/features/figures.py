@@ -1,7 +1,5 @@
 """Figures of a scheduler by name: one table with two outputs, ``/server_info`` and SGLang's ``/metrics``."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple

@@ -3,8 +3,6 @@
 ``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate

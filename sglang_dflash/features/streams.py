@@ -4,8 +4,6 @@ They judge chunks, not text. The detokenizer decodes a step token by token, and 
 where it would have been sent. With byte fallback, text that is not streamed still depends on the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from functools import lru_cache

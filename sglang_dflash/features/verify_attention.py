@@ -3,8 +3,6 @@
 It splits the context over the GPU, and needs no metadata of the host.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds

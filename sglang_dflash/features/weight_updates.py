@@ -1,7 +1,5 @@
 """Weight updates of a running server: of the selected model only, and an error where SGLang would end."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

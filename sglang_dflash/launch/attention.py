@@ -4,8 +4,6 @@ Sources: SGLang 0.5.23's ``arg_groups/model_overrides``, ``model_override_base.p
 ``layers/attention``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The device that serves, and why there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ This package computes attention and the gated delta rule as SGLang's Triton kern
 inference covers the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from sglang_dflash.errors import Finding, ok, warn

@@ -1,7 +1,5 @@
 """Old flags and environment variables of published cards, which target SGLang up to 0.5.18."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Rules that compare a drafter with its target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any

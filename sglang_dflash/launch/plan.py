@@ -1,7 +1,5 @@
 """The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast

@@ -1,7 +1,5 @@
 """Published pairs: ``--speculative-draft-model-path auto``, and the figures of their model cards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The rules of a launch, in the order in which a start and ``sglang-dflash check`` apply them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

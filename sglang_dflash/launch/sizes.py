@@ -4,8 +4,6 @@ Formulas: SGLang 0.5.23's ``mem_cache/memory_pool.py``, and ``configs/mamba_util
 records.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

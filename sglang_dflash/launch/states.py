@@ -1,7 +1,5 @@
 """Recurrent states (gated delta net): what prevents a replay, their dtype, and snapshots."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

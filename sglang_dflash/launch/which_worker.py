@@ -1,7 +1,5 @@
 """Which worker serves DFLASH: this package's, or SGLang's own with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple

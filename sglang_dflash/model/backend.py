@@ -3,8 +3,6 @@
 No metadata is prepared: the kernel reads lengths and slots where the batch has them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend, SharedReadEnds

@@ -1,7 +1,5 @@
 """The drafter model as SGLang loads and runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any

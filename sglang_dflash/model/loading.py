@@ -1,7 +1,5 @@
 """How SGLang reads a drafter's configuration, and captures the target's layers for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

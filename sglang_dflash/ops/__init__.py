@@ -1,7 +1,5 @@
 """Operations of one decode step: torch definitions (:mod:`.reference`), and their Triton kernels on CUDA."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from functools import cache, wraps

@@ -16,8 +16,6 @@ Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` valu
 H)``), ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Every commit folds SGLang's ring of records into the state, so a block's records begin at position 0.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ its projections as they are (``models/qwen3_5.py``, on CUDA), the first one also
 them before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The seam to SGLang: its version, the record on its arguments, hooks, and its names for every process (``launch``)."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version

@@ -1,7 +1,5 @@
 """Hooks into SGLang: tables of our functions by target, which each process installs once it has the serving plan."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

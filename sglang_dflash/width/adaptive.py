@@ -1,7 +1,5 @@
 """Adaptive width: the most expected tokens per millisecond, for the current batch and traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A prediction is the calibrated time, linear between batch sizes, times a correct
 Predictions never fall with width.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Width policies that learn nothing: the base class, a fixed width, and random widths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits ov
 about the last ``MEMORY`` tries. With few tries it falls back to the previous position, and finally to a prior.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """An HTTP client of an SGLang server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measurements of a running server: its state, and a few prompts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The verdict of a diagnosis: what limits drafting, and its fix."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ the split of a row's keys depends on its length alone, so each row is bit-identi
 exact if their kernel depends on the number of rows.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable

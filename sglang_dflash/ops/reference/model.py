@@ -1,7 +1,5 @@
 """Definitions inside the drafter's forward: norm and RoPE, attention, DFlash2's convolution, products, and drafts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Sampling definitions: penalties, filters, and seeded draws from logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Definitions around the two forwards: the block, its acceptance, copies, and a draft window's table."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
