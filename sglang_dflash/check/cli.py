@@ -50,8 +50,7 @@ def check(
         typer.Option(help="Check against this much memory: of --gpu, a Hopper GPU, or a CPU with --device cpu."),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(help=f"Check this GPU instead of the local one: {', '.join(GPUS)}, or its end (4090)."),
+        str | None, typer.Option(help=f"Check this GPU instead of the local one: {', '.join(GPUS)}, or its end (4090).")
     ] = None,
     users: Annotated[
         int | None, typer.Option(min=1, help="Concurrent requests: use the block that the drafter's card had fastest.")

@@ -73,6 +73,8 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     if unknown:
         word, known = unknown[0].partition("=")[0], list(parser._option_string_actions)
         near = [_ADAPTIVE] if word.endswith(_FORKS_WIDTH) else get_close_matches(word, known, 1, _MISSPELT)
+        if not word.startswith("-"):
+            raise DFlashError(f"the word {word!r} belongs to no flag", remedy="leave it out, or put its flag before it")
         remedy = ", or ".join([*(f"set {flag}" for flag in near), "leave the flag out"])
         raise DFlashError(f"SGLang {TESTED_SGLANG} has no flag {word}", remedy=remedy)
     for name, value in vars(args).items():

@@ -12,6 +12,7 @@ from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.sizes import count, layers_of
 
 # model type -> major compute capability -> SGLang's choice; 0: all others
+_DEFAULT = {9: "fa3", 10: "trtllm_mha", 0: "flashinfer"}
 _LATENT = {9: "fa3", 10: "flashinfer", 0: "triton"}
 _CHOICES: dict[str, Mapping[int, str]] = {
     "gpt_oss": {9: "fa3", 10: "trtllm_mha", 0: "triton"},
@@ -22,10 +23,8 @@ _CHOICES: dict[str, Mapping[int, str]] = {
 
 def default_backend(text: Mapping[str, Any], device: Device) -> str:
     """Return the backend that SGLang chooses for a target without a flag, if FlashInfer is installed."""
-    choices = _CHOICES.get(str(text.get("model_type"))) or (_LATENT if text.get("kv_lora_rank") else None)
-    if choices is None or device.capability is None:
-        return device.default_backend
-    return choices.get(device.capability[0], choices[0])
+    choices = _CHOICES.get(str(text.get("model_type"))) or (_LATENT if text.get("kv_lora_rank") else _DEFAULT)
+    return choices.get((device.capability or (0, 0))[0], choices[0])
 
 
 def verify_obstacle(backend: str | None, text: Mapping[str, Any], major: int) -> str | None:

@@ -19,12 +19,6 @@ class Device:
     is_unified: bool = False  # whether the host's programs share its memory
     is_rocm: bool = False
 
-    @property
-    def default_backend(self) -> str:
-        """The attention backend that SGLang chooses (``get_default_attn_backend``), if FlashInfer is installed."""
-        major = 0 if self.capability is None else self.capability[0]
-        return {9: "fa3", 10: "trtllm_mha"}.get(major, "flashinfer")
-
 
 CPU = Device("cpu", "a CPU")
 UNKNOWN_GPU = Device("gpu", "an unknown GPU")

@@ -53,8 +53,5 @@ def windows_by_token(windows: Tensor) -> Tensor:
 
 _POOLS = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
 HOOKS = Hooks(
-    around={
-        f"{_POOLS}._build_hybrid_req_pool": build_pool,
-        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool,
-    }
+    around={f"{_POOLS}._build_hybrid_req_pool": build_pool, f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool}
 )

@@ -63,8 +63,7 @@ def hooks(rule: Rule) -> Hooks:
     """Return the hooks of a verify by ``rule``."""
     backend = "layers.attention.linear.gdn_backend.GDNAttnBackend"
     return Hooks(
-        around={f"{backend}.forward_extend": partial(verify, rule)},
-        after={f"{backend}.__init__": take_projections},
+        around={f"{backend}.forward_extend": partial(verify, rule)}, after={f"{backend}.__init__": take_projections}
     )
 
 

@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_dflash_lab.pairs import drafter_path
-from sglang_dflash_lab.train.drafter import Drafter
+from sglang_dflash_lab.train.drafter import Drafter, DrafterConfig
 from tests.support.configs import write_model
-from tests.support.files import load_drafter
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -109,7 +108,7 @@ def write_drafter(folder: Path, **fields: Any) -> Drafter:
         fields: changes to the configuration of ``tiny-dense``'s.
     """
     torch.manual_seed(0)
-    drafter = Drafter(replace(load_drafter(drafter_path("tiny-dense")), **fields))
+    drafter = Drafter(replace(DrafterConfig.load(drafter_path("tiny-dense")), **fields))
     with torch.no_grad():
         for name, weight in drafter.named_parameters():
             if name.endswith("o_proj.weight"):

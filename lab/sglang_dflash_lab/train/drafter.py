@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash_lab.train.dflash2 import BlockConvolution, Pick, Selector
 from sglang_dflash_lab.train.hf import Qwen3MLP, Qwen3RMSNorm
 from sglang_dflash_lab.train.sampling import CANDIDATES
@@ -193,7 +192,7 @@ class Drafter(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Drafter:
-        drafter = cls(DrafterConfig.from_dict(ModelFiles(str(folder)).published))
+        drafter = cls(DrafterConfig.load(folder))
         drafter.load_state_dict(load_file(folder / "model.safetensors"))
         return drafter.to(dtype).eval()
 

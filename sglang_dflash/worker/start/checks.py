@@ -56,8 +56,7 @@ def check_replay(runner: ModelRunner, width: int) -> None:
 
 def _refusal(found: str) -> DFlashError:
     return DFlashError(
-        found,
-        remedy=f"start with {SWITCH}={BUILTIN}, and report the device and the versions of torch and Triton",
+        found, remedy=f"start with {SWITCH}={BUILTIN}, and report the device and the versions of torch and Triton"
     )
 
 

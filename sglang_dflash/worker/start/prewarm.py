@@ -114,12 +114,7 @@ class FirstCalls:
     """
 
     def __init__(
-        self,
-        plan: ServingPlan,
-        target: ModelRunner,
-        inject: Inject | NoDrafter,
-        step: Step,
-        every_batch: bool = False,
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Step, every_batch: bool = False
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
