@@ -1,6 +1,6 @@
-"""Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
+"""Copied blocks: text that repeats an earlier part of its request is drafted by copying it.
 
-A copy replaces the drafts from their first difference on, if the drafter's margin there is small.
+A copy replaces the drafts from their first difference on, if the drafter's margin there is below :data:`MARGIN`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 MIN_MATCH = 4  # shortest match that is copied
-MAX_MATCH = 16  # longest match that is distinguished
-MARGIN = 4.0  # logit lead from which on a draft is kept (docs/measured.md#thresholds)
+MAX_MATCH = 16  # matches count up to this length
+MARGIN = 4.0  # a draft with this logit lead replaces the copy (docs/measured.md#thresholds)
 
 
 class Copies(Feature):
@@ -83,7 +83,7 @@ class Copies(Feature):
         keys, places = found.T.tolist()
         for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
             if finished.width > 1 and places[row]:
-                if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
+                if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # 0 after a prefill, whose match is not read
                     lengths.append(known)
                 copied += max(0, accepted - places[row])
             self._matches[req] = (keys[row] >> 31) & 31
@@ -94,12 +94,12 @@ class Copies(Feature):
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
-        self.found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer
+        self.found.index_fill_(0, batch.req_pool_indices, 0)  # a longer request may have used the row
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens`` is the
-        # host's late view of it.
+        # Append int64 [bs, w] ``tokens`` after position ``after``, and match the text that ends at ``newest``. ``lens``
+        # on the host lags one step behind ``newest``.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         match_copies(self.history, self.found, rows, after, tokens, newest, longest=MAX_MATCH, bound=bound)
 

@@ -1,4 +1,4 @@
-"""Hidden states that clients request: the target's last layer, or the drafter's input.
+"""Hidden states that clients request: the target's last layer, and the drafter's input.
 
 ``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids``.
 """
@@ -44,7 +44,7 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
     """
     if not batch.return_hidden_states or output.hidden_states is None:
         return None
-    # without a drafter, no other layer is captured
+    # without a drafter SGLang captures no other layer
     states = output.hidden_states if output.last_hidden_states is None else output.last_hidden_states
     if any(map(wants_target_layers, batch.reqs)):
         states = torch.cat((states, output.hidden_states), dim=-1)

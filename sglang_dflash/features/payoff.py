@@ -27,7 +27,7 @@ RECENT = 1024  # blocks after which all counts are halved
 
 
 class Payoff:
-    """Judges recent blocks that copy nothing, and logs each change of the judgement.
+    """Judge recent blocks without copies, and log each change of the judgement.
 
     ``known`` causes hold for the whole server. ``pays`` is None before a judgement.
     """
@@ -53,7 +53,7 @@ class Payoff:
 
     def _add(self, step: Finished) -> None:
         for req, length, bucket in zip(step.requests, step.accept_lens, step.buckets or repeat(0), strict=False):
-            # with overlap, a finished request is launched once more
+            # with overlap, a finished request runs one more step
             if req.finished_reason is None and not bucket:
                 self._blocks += 1
                 self._tokens += length

@@ -1,6 +1,6 @@
 """Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
-A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
+A processor may store state in its parameters or on its request (``custom_params["__req__"]``). It must not run on a
 rejected draft.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HostCopy:
-    """Asynchronous copy of device tensors to the host; they must not be written before :meth:`wait` returns."""
+    """Asynchronous copy of device tensors to the host. Do not write them before :meth:`wait` returns."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._host = [async_d2h(tensor) for tensor in tensors]
@@ -132,7 +132,7 @@ def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
 
 
 def _leave_out_chunk(batch: ScheduleBatch) -> None:
-    """Call no processor for a prompt's chunk, except the last: the scheduler drops the token that it samples."""
+    """Call processors for the last chunk of a prompt only: the scheduler drops the tokens of the others."""
     info = batch.sampling_info
     if batch.chunked_req is None or not info.has_custom_logit_processor:
         return

@@ -1,7 +1,7 @@
 """DP attention: ranks that serve different requests run every step together, with blocks of one width.
 
-Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). Our columns extend that row, so
-all policies receive the same calls.
+Before a step SGLang gathers a row of integers from every rank (``MLPSyncBatchInfo``). This package appends columns to
+the row, so all policies receive equal calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankRow:
-    """What a rank sends before a step: its load, and one finished and one timed step since the last one.
+    """Columns that a rank sends before a step: its load, and one finished and one timed step since the last row.
 
     ``blocks``: the finished step's requests by bucket and accept length; ``timed``: requests, width, nanoseconds, and
     whether that is an upper bound; zeros without a step.
@@ -55,7 +55,7 @@ class RankRow:
 class SharedWidth(Width):
     """The width of the steps that all ranks run together. Policies are equal on all ranks.
 
-    A width is chosen for the largest batch, to which other ranks are padded, and for the matches of all requests.
+    A width is picked for the largest batch, to which SGLang pads the others, and for the matches of all requests.
     """
 
     def __init__(self, policy: WidthPolicy, buckets: Buckets) -> None:
@@ -64,7 +64,7 @@ class SharedWidth(Width):
         self._finished: deque[Finished] = deque()
         self._timed: deque[Timed] = deque()
         self._rows: list[RankRow] = []  # of all ranks, not yet received by the policy
-        self.batch: ScheduleBatch | None = None  # that this rank is about to run
+        self.batch: ScheduleBatch | None = None  # the next batch of this rank
         self.columns = torch.empty(0)  # of this rank in the last gather
         self.load = Load.of(None, ())
 
@@ -78,7 +78,7 @@ class SharedWidth(Width):
 
     def gather(self) -> Tensor:
         """Return this rank's ``columns``, int64 on the host, before it runs ``batch``."""
-        self._learn()  # before every choice of a width
+        self._learn()  # before a width is picked
         batch, load, blocks = self.batch, Load.of(None, ()), [0] * (BUCKETS * self._widest)
         width, timed = 0, (0, 0, 0, 0)
         if batch is not None and batch.forward_mode.is_decode():
@@ -121,7 +121,7 @@ class SharedWidth(Width):
             counts = (sum(each) for each in zip(*(each.blocks for each in rows if each.width == width), strict=True))
             found = [divmod(cell, self._widest) for cell, count in enumerate(counts) for _ in range(count)]
             self.policy.observe(width, [last + 1 for _, last in found], [bucket for bucket, _ in found])
-        # the ranks wait for each other, so their times are one measurement
+        # the ranks run in step, so their times are one measurement
         for requests, width, time, bound in [each.timed for each in rows if any(each.timed)][:1]:
             self.policy.observe_time(requests, width, time / 1e6, at_most=bool(bound))
 
@@ -133,7 +133,7 @@ def _shared_width() -> SharedWidth:
 
 
 def note_batch(local_batch: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``prepare_mlp_sync_batch_raw``: this rank is about to run ``local_batch``."""
+    """Hook before ``prepare_mlp_sync_batch_raw``: store the next batch of this rank."""
     _shared_width().batch = local_batch
 
 

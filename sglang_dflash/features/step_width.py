@@ -1,4 +1,4 @@
-"""The width of each step: a policy chooses it, and learns from the step when its accept counts are on the host."""
+"""The width of each step: a policy picks it, and observes the step when its accept counts are on the host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Width(Feature):
 
     def read(self, finished: Finished, collected: Any) -> None:
         self.policy.observe(finished.width, finished.accept_lens, finished.buckets)
-        if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
+        if get_parallel().tp_size == 1:  # times differ between ranks, and ranks must pick equal widths
             for each in finished.timed:
                 self.policy.observe_time(each.batch_size, each.width, each.milliseconds, at_most=each.caught_up)
 

@@ -1,8 +1,8 @@
-"""Tails: the drafter's K/V before the end of a cached prefix, so that a hit under a draft window is as long as without.
+"""Tails: the drafter's K/V before the end of a cached prefix. With them a draft window shortens no prefix hit.
 
 A ring holds the last tokens of a running request. When SGLang's prefix tree takes a request's tokens, their last window
-is copied to slots after the rings; a hit copies it into the ring of its request. A tail has the number of the tree's
-node that ends the prefix. SGLang gives no number twice, so the tail of a removed node is never read, and is evicted.
+is copied to slots after the rings. A hit copies it into the ring of its request. A tail has the number of the tree node
+that ends the prefix. SGLang uses no number twice, so no hit reads the tail of a removed node, and it is evicted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tails:
         return tail
 
     def take(self, end: int, older: Tail | None) -> Tail | None:
-        """Take slots for a tail. It shares those of ``older``, which is kept and ends earlier in the same text."""
+        """Take slots for a tail. It shares slots with ``older``, a stored tail that ends earlier in this text."""
         start, shared = self._window.start(end), np.empty(0, dtype=np.int64)
         if older is not None and start < older.end <= end:
             shared = older.slots[start - older.end :]
@@ -99,7 +99,7 @@ class Tails:
 def match(original: Callable[..., MatchResult], cache: Any, params: MatchPrefixParams) -> MatchResult:
     """Hook around ``UnifiedRadixCache.match_prefix``: end a hit one window early if it has no tail.
 
-    The tokens that the next block can see are then in the prefill.
+    The prefill then contains the tokens that the next block reads.
     """
     rings = current.worker.rings
     if params.req is None or rings is None:

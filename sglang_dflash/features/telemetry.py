@@ -47,7 +47,7 @@ class Telemetry(Feature):
         return host_copy(self._on_device) if self._launched % EVERY == 0 else None
 
     def read(self, finished: Finished, collected: Tensor | None) -> None:
-        """The policy has not observed this step yet."""
+        """Count a finished step, before the policy observes it."""
         policy, figures = self._width.policy, self._figures
         figures.count(STEPS, [finished.width])
         figures.count(BLOCKS, finished.accept_lens)
@@ -66,7 +66,7 @@ class Telemetry(Feature):
                     figures.set(SURVIVAL, chance, position)
 
     def forget(self, role: str, version: str | None) -> None:
-        """The drafter is stale after an update of the target, unless it already had the same ``weight_version``."""
+        """Mark the drafter as stale after an update of the target to another ``weight_version``."""
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
         if self._payoff is not None:

@@ -1,4 +1,4 @@
-"""Weight updates of a running server: of the selected model only, and an error where SGLang would end."""
+"""Weight updates of a running server: of the selected model only, and errors where SGLang would stop the server."""
 
 import logging
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Updates(SchedulerWeightUpdaterManager):
             return super().resume_memory_occupation(recv_req)
         tags = ", ".join(sorted(missing))
         problem = f"cannot resume {tags}: /release_memory_occupation was not called with these tags"
-        return ResumeMemoryOccupationReqOutput(rid=problem)  # the only field that reaches the HTTP process
+        return ResumeMemoryOccupationReqOutput(rid=problem)  # the HTTP process receives no other field
 
 
 def refused_folder(path: str) -> str | None:
@@ -84,7 +84,7 @@ def refused_folder(path: str) -> str | None:
 
 
 def _or_error(update: Callable[[Any], Any], request: Any, answer: type[Any]) -> Any:
-    """SGLang raises for tensors that do not fit; from disk, when it rolls back to the folder that failed."""
+    """Return an error for tensors that do not fit. From disk, SGLang raises when it rolls back to the failed folder."""
     try:
         return update(request)
     except Exception as error:  # process edge: a client's tensors
