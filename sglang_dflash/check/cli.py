@@ -63,7 +63,7 @@ def check(
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
-    gc.disable()  # imports make a million objects that stay: a sixth of the time
+    gc.disable()  # imports allocate a million objects that stay: a sixth of the run time
     try:
         from sglang_dflash.check.command import examine
 
@@ -107,7 +107,7 @@ def diagnose(
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
+    seconds: Annotated[float, typer.Option(min=1, help="Maximum duration; a slow server gets fewer prompts.")] = 120,
     as_json: JSON = False,
 ) -> None:
     """Measure how much drafting helps on a running server, and what limits it.

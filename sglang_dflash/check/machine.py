@@ -50,17 +50,17 @@ GPUS = {
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
     """Return the GPU of a server's first rank; None without a driver, unknown if torch cannot use it.
 
-    A separate process asks: one that has initialised CUDA cannot fork others that use it.
+    A separate process reads it: after CUDA is initialised, a process cannot fork others that use CUDA.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
     command = [sys.executable, "-c", _ASK_TORCH, str(base_gpu_id)]
-    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        answer, _ = asked.communicate(timeout=_SECONDS)
+        answer, _ = child.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        asked.kill()  # without waiting: a process that hangs in the driver does not end
-    if asked.returncode != 0:
+        child.kill()  # do not wait: a process that hangs in the driver does not end
+    if child.returncode != 0:
         return replace(UNKNOWN_GPU, is_local=True)
     found = json.loads(answer)
     return Device(**{**found, "capability": found["capability"] and tuple(found["capability"])})

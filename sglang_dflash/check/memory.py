@@ -137,13 +137,13 @@ def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
 def _indices(launch: Launch, plan: ServingPlan) -> int:
     """Return the bytes per token of a context that CUDA graphs list once per block position, for all widths together.
 
-    FlashInfer's indices have 32 bits, and a mask of a byte beside them; Triton's have 64 (``init_cuda_graph_state``).
+    FlashInfer's indices have 32 bits, and a mask has one byte per index; Triton's have 64 (``init_cuda_graph_state``).
     """
     if launch.device.kind == "cpu":
         return 0
     settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
-    asked = settings.decode_attention_backend or settings.attention_backend
-    target = each.get(asked or default_backend(launch.text, launch.device), 0)
+    chosen = settings.decode_attention_backend or settings.attention_backend
+    target = each.get(chosen or default_backend(launch.text, launch.device), 0)
     return plan.block * target + plan.drafter_width * plan.has_drafter * each.get(str(launch.draft_backend), 0)
 
 
@@ -179,7 +179,7 @@ def is_weighed(launch: Launch) -> bool:
 
 
 def _target_weights(launch: Launch, dtype: str) -> int:
-    # all ranks divide MLPs; ranks that serve the same requests divide the rest
+    # all ranks divide MLPs; the ranks of a group divide the rest
     settings, whole = launch.settings, _all_bytes(launch, dtype)
     mlp = _mlp_bytes(launch, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing

@@ -41,7 +41,7 @@ class Sizing:
     window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
-    sliding_kv: int = 0  # per token of sliding layers in a pool of their own
+    sliding_kv: int = 0  # per token of sliding layers, if they have a pool
     sliding_window: int = 0  # tokens before a query
     sliding_share: float = SLIDING_SHARE  # tokens per token of the full layers
     sliding_cap: int | None = None  # tokens for all requests, in place of the share
@@ -132,7 +132,7 @@ class Pools:
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
-        """What prevents one more request. States and scratch share a budget: the larger of the two."""
+        """The pool that is full first. States and scratch share a budget: the larger of the two."""
         if self.running >= self.sizing.max_running:
             return "--max-running-requests"
         if not self.sizing.state or self.held < self.state_slots // self.sizing.slots_per_request:
@@ -167,7 +167,7 @@ def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
 def _fit_states(sizing: Sizing, rest: float) -> tuple[int, int, float]:
     """Return state slots, running requests, and the bytes left for K/V.
 
-    SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them.
+    SGLang omits convolution columns and requests in transfer; ``features/pool_sizes.py`` subtracts them.
     """
     rows = sizing.max_running + 1
     rest -= rows * (sizing.scratch - sizing.records) + (sizing.in_transfer or 0) * sizing.scratch

@@ -47,7 +47,7 @@ class Report:
 
     @property
     def proposed(self) -> Advice | None:
-        """What lets most requests run on this GPU, if none fits without it."""
+        """The advice that lets most requests run on this GPU, if none fits without it."""
         if self.memory is None or not self.memory.static_bytes or self.memory.running:
             return None
         return max((each for each in self.advice if each.gpus == 1), key=attrgetter("running"), default=None)
@@ -153,7 +153,7 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
     if pools.tokens:
         yield "sum", size(sum(pools.bytes.values()))
     if pools.running and (each := pools.sizing.indices):
-        yield "indices of CUDA graphs, beside it", f"{size(pools.running * each):10} ({size(each)} per request)"
+        yield "indices of CUDA graphs, outside it", f"{size(pools.running * each):10} ({size(each)} per request)"
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _left(finding: Finding) -> Finding:
 
 
 def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
-    """Join what another target's drafter breaks into one error."""
+    """Join the errors of a drafter of another target into one."""
     wrong = [finding for finding in findings if finding.level == "error" and finding.remedy == ITS_DRAFTER]
     if not wrong:
         return list(findings)

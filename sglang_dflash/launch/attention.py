@@ -1,4 +1,4 @@
-"""The target's attention on an NVIDIA GPU: the backend that SGLang chooses, and those that cannot verify a block.
+"""The target's attention on an NVIDIA GPU: SGLang's default backend, and backends that cannot verify a block.
 
 Sources: SGLang 0.5.23's ``arg_groups/model_overrides``, ``model_override_base.py`` (``get_default_attn_backend``) and
 ``layers/attention``.
@@ -30,7 +30,7 @@ def default_backend(text: Mapping[str, Any], device: Device) -> str:
 def verify_obstacle(backend: str | None, text: Mapping[str, Any], major: int) -> str | None:
     """Return why a backend cannot verify a target's blocks on GPUs of a major compute capability, or None.
 
-    Only what SGLang refuses late or not at all; it asserts the rest before it downloads weights.
+    SGLang refuses these late or not at all. It asserts the rest before it downloads weights.
     """
     slides, latent = bool(text) and layers_of(text).sliding > 0, bool(text.get("kv_lora_rank"))
     heads = 0 if latent else max(count(text, key, 0) for key in ("head_dim", "global_head_dim"))

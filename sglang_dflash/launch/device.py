@@ -16,7 +16,7 @@ class Device:
     memory: int | None = None  # bytes
     capability: tuple[int, int] | None = None  # CUDA's: (9, 0) is Hopper
     is_local: bool = False
-    is_unified: bool = False  # whether the host's programs share its memory
+    is_unified: bool = False  # whether host and device share the memory
     is_rocm: bool = False
 
 

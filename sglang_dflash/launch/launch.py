@@ -38,16 +38,16 @@ _BLOCK = 16  # SGLang's default
 class Launch:
     """The settings, the target, the optional drafter, and the device of one rank.
 
-    Each file is read once, at first use. Reading an attribute for the first time may raise DFlashError. Properties
-    follow what SGLang has resolved of the settings so far.
+    Each file is read once, at first use. Reading an attribute for the first time may raise DFlashError. SGLang changes
+    the settings while it starts: cached properties keep their first value, plain ones read the settings again.
     """
 
     settings: Settings
     device: Device
     target_files: ModelFiles
     drafter_files: ModelFiles
-    # SGLang's answers, once it has read the target
-    sglangs_hybrid: bool | None = None
+    # None and False until SGLang has read the target
+    sglangs_hybrid: bool | None = None  # whether SGLang found gated delta nets
     other_states: bool = False  # whether there are recurrent states other than those of gated delta nets
 
     @classmethod
@@ -115,7 +115,7 @@ class Launch:
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """None for a fixed block, without copies. Without a drafter the width is adaptive: most steps copy nothing."""
+        """None for a fixed block, without copies. Without a drafter the width is adaptive."""
         adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
 
@@ -140,14 +140,14 @@ class Launch:
     def draft_backend(self) -> str | None:
         """The drafter's attention backend; None for an unknown GPU.
 
-        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere. Also for
+        Ours is the default where SGLang chooses FlashInfer or Triton, and with one forward per step. Also for
         a bidirectional drafter under trtllm_mha, which counts the window of every position from the block's end.
         """
         chosen = self.settings.speculative_draft_attention_backend
         if chosen == OUR_BACKEND:
             return OUR_BACKEND
         found = self._sglangs_draft_backend
-        # no GPU has compared ours with the others
+        # ours is not measured against these
         others = ("fa3", "fa4", "trtllm_mha") if self.settings.wants_one_forward else ()
         others = (*others, "trtllm_mha") if not all(self.drafter.causal) else others
         by_default = chosen is None and self.device.kind == "gpu" and found in ("flashinfer", "triton", *others)

@@ -29,7 +29,7 @@ def _trained_for(launch: Launch) -> Iterator[Finding]:
         of_base = card and model_name(target) not in (model_name(trained), base_name(target))
         level, whose = (note, f", the base model of {target}") if of_base else (ok, "")
         yield level(f"{drafter} was trained for {trained}{whose}", remedy="none needed")
-    elif card_of_target(target) or own or not launch.target_files.is_local:  # the name of a folder proves nothing
+    elif card_of_target(target) or own or not launch.target_files.is_local:  # a folder may have any name
         right = card_of_target(target)
         yield warn(
             f"{drafter} was trained for {trained}, and the target is {target}: most drafts may be rejected",

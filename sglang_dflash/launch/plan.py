@@ -27,11 +27,11 @@ class DraftWindow:
     tokens: int  # before the block
     block: int  # positions of the widest block
     page: int  # slots
-    lag: int = 0  # tokens from the end of a cached prefix to the last one of its request, at most
-    cached: bool = False  # whether there are prefixes
+    lag: int = 0  # at most this many tokens of a request follow its cached prefix
+    cached: bool = False  # whether prefixes are cached
 
     def start(self, end: int) -> int:
-        """Return the first token that a block after ``end`` tokens sees."""
+        """Return the first token that a block after ``end`` tokens reads."""
         start = max(0, end - self.tokens)
         return start - start % self.page
 
@@ -44,9 +44,9 @@ class DraftWindow:
         return self._in_pages(one + min(3 * one, CONVERSATION)) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
-        """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
+        """Return the slots per request, in whole pages. It holds the window of the last prefix until it is copied.
 
-        SGLang reserves two blocks more than are committed, and the next step may already be launched.
+        SGLang reserves two blocks after the committed tokens, and the next step may already be launched.
         """
         return self._in_pages(min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block)
 
@@ -74,10 +74,10 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 
 
 def draft_window(launch: Launch) -> DraftWindow | None:
-    """Return the window that the user chose, or that of a drafter whose layers all slide, if it saves memory.
+    """Return the window that the user set, or that of a drafter whose layers all slide, if it saves memory.
 
-    It does where a request's slots are fewer than the K/V tokens that each request is left. Without the flag,
-    hierarchical caches and transfers keep the drafter's K/V of all tokens.
+    A window saves memory if its slots per request are fewer than ``TOKENS_PER_REQUEST``. Without the flag, hierarchical
+    caches and transfers store the drafter's K/V of all tokens.
     """
     settings, requested = launch.settings, launch.settings.speculative_draft_window_size
     tokens = context_window(requested, launch.drafter)
@@ -114,7 +114,7 @@ class ServingPlan:
     state_dtype: str | None = None  # of replayed states
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
+        """Load SGLang's plugins in the process that receives the arguments: SGLang loads none in Ray's actors."""
         from sglang_dflash.upstream.names import load_plugins
 
         load_plugins()
@@ -184,7 +184,7 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
 
 
 def backs_up_drafter(launch: Launch) -> bool:
-    """After a resume a trainer writes the target only."""
+    """Return whether the drafter is backed up: after a resume a trainer writes the target only."""
     settings = launch.settings
     return settings.enable_memory_saver and not settings.enable_weights_cpu_backup and launch.has_drafter
 
@@ -192,7 +192,7 @@ def backs_up_drafter(launch: Launch) -> bool:
 def resumes_retracted(launch: Launch) -> bool:
     """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
 
-    At a retraction SGLang drops the step but keeps the state.
+    A retraction drops the step in flight, and SGLang saves the state that this step advanced.
     """
     backup = launch.settings.disaggregation_decode_retraction_backup
     return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
@@ -200,12 +200,12 @@ def resumes_retracted(launch: Launch) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a launch decided about DFLASH. Server arguments carry it to every process.
+    """The decision of a launch about DFLASH. Server arguments transport it to every process.
 
     Attributes:
         plan: of this package's worker; None if SGLang's own serves.
         reason: why SGLang's own worker serves.
-        launch: of a launch that goes on, until SGLang has read the target and the plan is made.
+        launch: set until SGLang has read the target and the plan is made.
     """
 
     plan: ServingPlan | None = None
@@ -214,12 +214,12 @@ class Decision:
 
 
 def decision_of(server_args: Any) -> Decision:
-    """Return what was decided; an empty decision for arguments of another algorithm or without this package."""
+    """Return the decision; an empty one for arguments of another algorithm or without this package."""
     return cast(Decision, attached_decision(server_args) or Decision())
 
 
 class Worker(Protocol):
-    """What hooks read of the worker: its plan, ``DraftRings`` or None, the drafter's runner, and its ``Width``."""
+    """The attributes of a worker that hooks read: its plan, ``DraftRings`` or None, the drafter's runner, ``Width``."""
 
     plan: ServingPlan
     rings: Any
@@ -228,7 +228,7 @@ class Worker(Protocol):
 
 
 class Current:
-    """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
+    """The worker of this process, for hooks and for classes that SGLang constructs. It exists before they run."""
 
     worker: Worker
 

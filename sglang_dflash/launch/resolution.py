@@ -48,7 +48,7 @@ def changes_for_models(launch: Launch) -> dict[str, Any]:
     if needs_bfloat16_states(launch):
         changes["mamba_ssm_dtype"] = "bfloat16"
     if launch.has_drafter and launch.settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's flag to the drafter; the drafter's own config.json still applies
+        # SGLang would apply the target's flag to the drafter; the drafter's config.json still applies
         changes["speculative_draft_model_quantization"] = PLAIN_LAYERS
     if launch.has_drafter and (view := plain_view(launch.drafter_files)):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", launch.drafter_files.name, view)
@@ -62,21 +62,21 @@ def changes_for_plan(launch: Launch, plan: ServingPlan) -> tuple[dict[str, Any],
     if plan.own_attention:
         before["speculative_draft_attention_backend"] = OUR_BACKEND
     if plan.widths is not None:
-        # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
+        # SGLang would size its graphs by its adaptive candidates, or by a block wider than every width
         before |= {"speculative_adaptive": False}
         before |= dict.fromkeys(("speculative_num_draft_tokens", "speculative_dflash_block_size"), plan.block)
     if not plan.overlap:
         before["disable_overlap_schedule"] = True
     if backs_up_drafter(launch):
         before["enable_draft_weights_cpu_backup"] = True
-    # SGLang reads the drafter's configuration, with the target's overrides, and requires a drafter
+    # SGLang would apply the target's overrides to the drafter, and requires a drafter's path: hide both meanwhile
     during: dict[str, Any] = {"json_model_override_args": "{}"}
     if not plan.has_drafter:
         during = {"speculative_draft_model_path": settings.model_path, "speculative_draft_model_revision": None}
     after: dict[str, Any] = {}
     if plan.replay:
-        # it would refuse a replay for DFLASH on these targets; its default dtype for one is float32, even if plain
-        # decoding has another
+        # SGLang refuses a replay for DFLASH while it resolves speculation. Its default dtype for a replay is float32,
+        # also where plain decoding has another.
         after = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
         after["mamba_ssm_dtype"] = plan.state_dtype
     return before, during, after
@@ -159,7 +159,7 @@ def refuse_without_accelerator() -> None:
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """SGLang initialises CUDA here too."""
+    """Return the device of the first rank. Initialises CUDA, as SGLang does at this point."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""The rules of a launch, in the order in which a start and ``sglang-dflash check`` apply them."""
+"""The rules of a launch, in the order of a start and of ``sglang-dflash check``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -23,9 +23,9 @@ _DRAFT_BACKEND = "speculative_draft_attention_backend"
 
 
 def judge(launch: Launch, rules: Mapping[str, Rule]) -> Iterator[Finding]:
-    """Yield all errors of each rule, and its first other finding, if any, before them; an ok one without any.
+    """Yield all errors of each rule, and its first other finding; an ok finding if a rule yields none.
 
-    A ``builtin`` finding is the last. So is the error that a rule raises: later rules could not read the pair.
+    Stop after a ``builtin`` finding, and after an error that a rule raises: later rules could not read the pair.
     """
     for about, rule in rules.items():
         is_first = True

@@ -45,9 +45,10 @@ DRAFTER_ARGUMENTS = tuple(
 
 @dataclass(frozen=True)
 class Settings:
-    """SGLang's arguments as attributes, by SGLang's names; None means unset.
+    """SGLang's arguments as attributes with SGLang's names; None means unset.
 
-    Each read returns what SGLang has resolved so far, and adds the name to ``read``. ``changes`` replace arguments.
+    Each read returns the current value, which SGLang may still resolve, and adds the name to ``read``. ``changes``
+    replace arguments.
     """
 
     arguments: Any = None
@@ -68,7 +69,7 @@ class Settings:
         return self.environ.get(name, "")
 
     def validate(self) -> None:
-        """Raise DFlashError for a switch's unknown word or, if our worker may serve, a number out of its limits."""
+        """Raise DFlashError for an unknown value of a variable or, if our worker may serve, a number out of range."""
         for name, words in _WORDS.items():
             if self.variable(name) not in ("", *words):
                 problem = f"{name}={self.variable(name)!r} is not {' or '.join(words)}"
@@ -89,7 +90,7 @@ class Settings:
 
     @property
     def one_forward_obstacle(self) -> str | None:
-        """Why this package cannot replay the drafter's graphs, or None. With several ranks, one could fail alone."""
+        """Why this package cannot replay the drafter's graphs, or None. A capture could fail on one rank only."""
         backend = self.cuda_graph_backend_decode
         return first_true({
             f"--tp-size {self.tp_size}": self.tp_size > 1,
@@ -113,7 +114,7 @@ class Settings:
     @property
     def groups(self) -> int:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
-        # the old spelling, which SGLang resolves to --attn-dp-size
+        # the old flags, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
 
     @property

@@ -1,4 +1,4 @@
-"""Recurrent states (gated delta net): what prevents a replay, their dtype, and snapshots."""
+"""Recurrent states (gated delta net): reasons against a replay, their dtype, and snapshots."""
 
 import math
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def check_states(launch: Launch) -> Iterator[Finding]:
 
 
 def check_records(launch: Launch) -> Iterator[Finding]:
-    """SGLang does not check their length."""
+    """Check the length of the replay records, which SGLang does not."""
     chosen, needed = int(launch.settings.linear_replayssm_cache_len), ring_length(launch.block)
     if replays(launch) and chosen != _RECORDS and (chosen < needed or chosen & (chosen - 1)):
         yield error(
@@ -58,7 +58,7 @@ def check_records(launch: Launch) -> Iterator[Finding]:
 
 
 def record_length(launch: Launch) -> int:
-    """Return the positions of a request's replay records; SGLang's default counts as none set."""
+    """Return the positions of a request's replay records; SGLang's default value counts as unset."""
     chosen = int(launch.settings.linear_replayssm_cache_len)
     return ring_length(launch.block) if chosen == _RECORDS else chosen
 
@@ -66,7 +66,7 @@ def record_length(launch: Launch) -> int:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    Such a ring is full after every verify, so every commit updates the state.
+    A ring of this length is full after every verify, so every commit updates the state.
     """
     return max(_MIN_RING, 1 << (block - 1).bit_length())
 
@@ -93,7 +93,7 @@ def snapshot_grid(launch: Launch) -> int:
 
 
 def check_snapshots(launch: Launch) -> Iterator[Finding]:
-    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
+    """With overlap, SGLang launches a step before it has read where the step in flight stored its snapshot."""
     settings, block, interval = launch.settings, launch.block, launch.settings.mamba_track_interval
     caches = not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not (launch.hybrid and caches) or interval is None:

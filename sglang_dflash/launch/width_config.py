@@ -19,7 +19,7 @@ FLAG = "--speculative-adaptive-config"
 
 @dataclass(frozen=True)
 class WidthConfig:
-    """The file.
+    """The content of the file.
 
     Attributes:
         widths: ascending; empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and
