@@ -65,9 +65,9 @@ class StagedContext:
 
 
 class StoredQuantisation:
-    """SGLang's quantisation of the layers that a checkpoint stores quantised; ``plain`` modules are not.
+    """SGLang's quantisation of a checkpoint's layers, except ``plain`` modules, which it stores unquantised.
 
-    AWQ and GPTQ quantise no layer outside of the transformer's, and declare none of the others.
+    AWQ and GPTQ checkpoints quantise the transformer's layers only, and do not list the others.
     """
 
     def __init__(self, config: Any, plain: Collection[str]) -> None:
@@ -110,7 +110,7 @@ class DrafterLayer(nn.Module):
 class DFlashDraftModel(nn.Module):
     # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
-    # with which SGLang reads a list of ignored layers
+    # SGLang reads lists of ignored layers with these
     packed_modules_mapping = PACKED
     hf_to_sglang_mapper = WeightsMapper(orig_to_new_prefix={"model.": ""})
 
@@ -153,7 +153,7 @@ class DFlashDraftModel(nn.Module):
             self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
-        self.noise: Noise  # set before a forward: of a batch's requests, in memory that the CUDA graphs read
+        self.noise: Noise  # of a batch, in memory that the CUDA graphs read; set before a forward
         self._returns_margins = current.worker.plan.copies
         self._complete = False
 
@@ -165,7 +165,7 @@ class DFlashDraftModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
         """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
 
-        First inject ``bs * w`` rows of the staged context, if it has as many.
+        First inject ``bs * w`` rows of the staged context, if it has so many.
         """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
         if self.staged is not None and len(input_ids) <= len(self.staged):

@@ -1,4 +1,4 @@
-"""How SGLang reads a drafter's configuration, and captures the target's layers for it."""
+"""Hooks of model loading: a drafter's configuration, and the target's layers that SGLang captures."""
 
 from collections.abc import Callable
 from typing import Any

@@ -28,8 +28,8 @@ CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
 class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the tokens of the largest logits.
 
-    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
-    so the order needs neither; margins and probabilities are the drafter's as trained, so both apply.
+    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap do not change
+    which token is largest. They change margins and probabilities, so they are applied there.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
@@ -118,7 +118,7 @@ class TargetVocabulary:
         return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap), tokens
 
     def top_k_of_shard(self, logits: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
-        """Return the same, without scale and cap, from this rank's logits [n, num_ids]."""
+        """Return the result of :meth:`top_k` without scale and cap, from this rank's logits [n, num_ids]."""
         group = get_parallel().tp_group
         logits, tokens = leading_tokens(logits, min(k, self.num_ids), noise)
         if self._is_divided:
@@ -145,8 +145,8 @@ class TargetVocabulary:
 
 
 class LeavesLogits:
-    """A mixin of SGLang's ``LogitsProcessor``: a verify, and a plain decode at width 1, get the LM head's own logits,
-    which are not converted to float32, nor gathered in a verify if they are ``sharded``."""
+    """A mixin of SGLang's ``LogitsProcessor``. In a verify, and in a decode of width 1, it returns the LM head's logits
+    without a conversion to float32. In a verify it does not gather ``sharded`` logits."""
 
     sharded: bool
     do_tensor_parallel_all_gather: bool
@@ -171,10 +171,11 @@ class LeavesLogits:
 
 
 class BlockLogits:
-    """Keeps a block's logits as the LM head computes them: in its dtype, on its rank.
+    """A block's logits in the LM head's dtype, on each rank its shard.
 
-    SGLang converts them to float32, in its graphs. The conversion is exact and keeps order and ties, so an argmax does
-    not need it. A graph's logits are valid until the next graph runs. Build it before the target's graphs are captured.
+    SGLang converts logits to float32 in its graphs. The conversion is exact and preserves order and ties, so an argmax
+    does not need it. A graph's logits are valid until the next graph runs. Construct this object before the target's
+    graphs are captured.
     """
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class RecurrentCommit:
-    """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
-    prefix-cache track boundaries. It runs before a step is published, as the scheduler may then reuse state slots.
+    """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
+
+    It also takes snapshots at track boundaries of the prefix cache. It runs before a step is published: after that the
+    scheduler may reuse state slots.
     """
 
     compiles_every_batch = False  # whether a commit is compiled for each batch size
@@ -34,7 +36,7 @@ class RecurrentCommit:
             self._track_every = mamba_track_grid(get_schedule().page_size)
 
     def prepare(self, step: Step) -> None:
-        """Most steps cross no boundary, and a snapshot costs as much as a commit."""
+        """Decide whether to take snapshots: most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self.state_table is not None:
             growth, every = step.state.in_flight + step.width, self._track_every  # host lengths lag one step
             step.track_every = every if may_cross(step.state.committed_cpu, growth, every) else 0

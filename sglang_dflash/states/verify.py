@@ -1,8 +1,7 @@
 """The verify of a GDN layer, from its input projections to its gated norm, in place of SGLang's.
 
-Two kernels: the convolution, and a rule: the gated delta rule, which records a block. Where SGLang's model passes
-its projections as they are (``models/qwen3_5.py``, on CUDA), the first one also splits them; elsewhere SGLang has split
-them before.
+It has two kernels: the convolution and a rule, which is the gated delta rule and records a block. Where SGLang's model
+passes unsplit projections (``models/qwen3_5.py``, on CUDA), the convolution also splits them.
 """
 
 from collections.abc import Callable
