@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class DraftState(SpecInput):
     """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch. The
-    scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
+    With overlap scheduling, a filter or merge of the batch changes ``future_indices`` only, rows of the scheduler's
+    relay buffers. The scheduler fills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
 
     Args:
         in_flight: width of the step that returned this state; with overlap, ``committed_cpu`` lacks its tokens.
@@ -132,14 +132,14 @@ class DraftState(SpecInput):
 def tokens_required(_: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
     """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
-    The last request must have one position, as in plain decoding.
+    The last request needs one position, as in plain decoding.
     """
     tokens_ahead = get_alloc_reserve_per_decode() if len(requests) > 1 else batch.spec_info.unseen_tokens(batch) + 1
     return _whole_pages(*lens_to_the_end(requests, tokens_ahead, page_size), page_size)
 
 
 def lens_to_the_end(reqs: Sequence[Req], tokens_ahead: int, page_size: int) -> tuple[list[int], list[int]]:
-    """Return the lengths with KV slots, now and with ``tokens_ahead`` more positions, but none past the ends."""
+    """Return the lengths with KV slots, now and with ``tokens_ahead`` more positions, clamped to the requests' ends."""
     current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=tokens_ahead, page_size=page_size)
     ends = [ceil_align(_end(req), page_size) for req in reqs]
     lens = zip(current, reserved, ends, strict=True)
@@ -152,7 +152,7 @@ def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int
 
 
 def _end(req: Req) -> int:
-    # a step may have been launched before a prefill of no token was processed
+    # even with max_new_tokens 0, one step may already be running
     return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
 
 

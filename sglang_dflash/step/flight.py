@@ -1,4 +1,4 @@
-"""Steps in flight: what is kept of a launched step until its accept counts are on the host, and step times."""
+"""Steps in flight: data of launched steps until their accept counts are on the host, and step times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PickedWidth(NamedTuple):
-    """A step's width, the number of requests that it was chosen for, and the buckets of the batch's requests."""
+    """A step's width, the number of requests for which it was picked, and the buckets of the batch's requests."""
 
     width: int
     batch_size: int
@@ -51,7 +51,7 @@ class Finished:
         requests: those of the batch.
         buckets: per request, the bucket of its match at the launch; empty if no text is copied.
         accept_lens: per request, accepted drafts plus the bonus token.
-        timed: the steps whose times became known since the last finished step.
+        timed: the steps whose times reached the host since the last finished step.
     """
 
     width: int
@@ -87,13 +87,13 @@ class Flight:
         self._open = None
 
     def launched(self, picked: PickedWidth, step: Step, collected: Sequence[Any]) -> None:
-        """``collected`` is returned with the finished step."""
+        """Queue a launched step. ``collected`` is returned with the finished step."""
         if (span := self._open) is not None:
             span.batch_size, span.width, span.caught_up = picked.batch_size, picked.width, step.caught_up
         self._steps.append((picked, tuple(step.batch.reqs), span, collected))
 
     def finish(self, accept_lens: Sequence[int]) -> tuple[Finished, Sequence[Any]]:
-        """Return the oldest step and what was kept of it."""
+        """Return the oldest step and the data that its features collected."""
         picked, requests, span, collected = self._steps.popleft()
         if span is not None:
             span.tokens = sum(accept_lens)

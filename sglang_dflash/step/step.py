@@ -1,4 +1,4 @@
-"""One decode step as data. Each stage of the worker fills fields that later stages and the features read."""
+"""One decode step as data. Each stage of the worker fills fields for later stages and features."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Step:
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
         margins: float32 [bs, w - 1], drafts' logit margins if blocks are copied.
         grammar_tree: the drafts on the host.
-        state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
-            reuse its row.
+        state_slots: [bs], slots of recurrent states, or None. They are copied because the scheduler may end a request
+            before the commit and reuse its row.
         track_every: tokens between track boundaries if a request may cross one, else 0.
         caught_up: whether the draft also injected tokens of plain steps.
         planned: SGLang's batch of the verify, if it was planned before the draft.
@@ -106,7 +106,7 @@ class Step:
         )
 
     def result(self, *, counted: bool) -> GenerationBatchResult:
-        """``counted``: SGLang counts verified positions, because widths differ."""
+        """Return SGLang's result of the step. With ``counted`` SGLang counts verified positions, as widths differ."""
         accepted = self.accepted
         widths = constant(len(self.tokens), self.width, accepted.bonus.device) if counted else None
         return GenerationBatchResult(
@@ -125,7 +125,7 @@ class Step:
 
 @cache
 def constant(rows: int, value: int, device: torch.device) -> Tensor:
-    """The same int64 [rows] tensor each time; not to be written."""
+    """Return a shared int64 [rows] tensor. Do not write it."""
     return torch.full((rows,), value, device=device)
 
 

@@ -30,7 +30,7 @@ class AdaptiveWidth(WidthPolicy):
         self._drafter_width = drafter_width = min(drafter_width or self.widths[-1], self.widths[-1])
         self.forget()
         self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafter_width > 1
-        # without a match, widths beyond the drafter's block cannot help; one block is always a choice
+        # without a match, widths beyond the drafter's block cannot help; one block is always allowed
         self._drafted_columns = max(min(2, drafter_width), sum(width <= drafter_width for width in self.widths))
         self.tokens_per_ms = self._missed_gains = 0.0
         self._budget = SAVED * costs.row(1)[0]  # milliseconds
@@ -64,11 +64,11 @@ class AdaptiveWidth(WidthPolicy):
         for length, bucket in zip(accept_lens, buckets or [0] * len(accept_lens), strict=True):
             by_bucket[bucket].append(length)
         for survival, lengths in zip(self.by_bucket, by_bucket, strict=True):
-            # more than was drafted is accepted by chance, or from a match that the host had not read yet
+            # clamp tokens past the drafter's block: copies of a match that the host had not read
             survival.observe(width, [min(length, survival.max_width) for length in lengths])
 
     def forget(self) -> None:
-        # copies are accepted further than drafts, the more so the longer their match
+        # more tokens of copies are accepted than of drafts, and more with longer matches
         matched = (Survival(self.widths[-1], MATCHED_PRIOR) for _ in range(1, BUCKETS))
         self.survival = Survival(self._drafter_width)
         self.by_bucket, self.paused = [self.survival, *matched], None
@@ -129,7 +129,7 @@ class AdaptiveWidth(WidthPolicy):
 
     def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:
-            if not matching:  # a block chosen for its copies is no evidence for the drafter
+            if not matching:  # a block that was picked for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1

@@ -1,4 +1,4 @@
-"""Width policies that learn nothing: the base class, a fixed width, and random widths."""
+"""The interface of width policies, and the policy of a fixed width."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class ExpectedGain:
 
 
 class WidthPolicy:
-    """Chooses each step's block width, here always the widest.
+    """Picks each step's block width, here always the widest.
 
-    A policy is a function of its calls (no clock, no randomness), so ranks choose equal widths.
+    A policy is a function of its calls (no clock, no randomness), so ranks pick equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -61,13 +61,13 @@ class WidthPolicy:
         """
 
     def forget(self) -> None:
-        """Forget learned acceptance, not learned times: a model's weights have changed."""
+        """Drop observed accept lengths, but not times: a model's weights have changed."""
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``."""
 
     def state_hash(self) -> int:
-        """Return a hash of what the next width depends on."""
+        """Return a hash of the state that decides the next width."""
         return 0
 
     def describe(self) -> dict[str, Any]:
