@@ -153,7 +153,7 @@ class ModelFiles:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
                 raise _unreadable(index, "has no weight_map of file names")
-            # SGLang joins the names to the folder: a path could name any file of the machine
+            # SGLang joins the names to the folder, so a path could name any file of the machine
             if strange := sorted(set(shards.values()) - {file.name for file in files}):
                 problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
                 raise _unreadable(index, problem)
@@ -177,7 +177,7 @@ class ModelFiles:
 
 @cache
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, or None. The hub's client would wait forever behind a firewall."""
+    """Return why the hub cannot be reached, or None. Behind a firewall the hub's client would wait forever."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
@@ -205,7 +205,7 @@ def plain_view(files: ModelFiles) -> Path | None:
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name != CONFIG)
     linked = sorted(file for file in others if file.is_file())
-    # other content gets another folder, as a server may still load from this one
+    # another content gets another folder: a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]
     content = json.dumps([str(source.resolve()), files.config, stamps])
     views = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"

@@ -74,7 +74,7 @@ class DrafterConfig(BaseModel):
     attention_bias: bool = False
     rope_theta: _Number
     partial_rotary_factor: _Number = 1.0
-    rope_dim: _Count | None = None  # the trained width; partial_rotary_factor is then a copy of the target's
+    rope_dim: _Count | None = None  # the trained width; then partial_rotary_factor is the target's
     rope_scaling: dict[str, Any] | None = None
     input_scale: _Number = Field(1.0, alias="input_embedding_scale")
     output_multiplier: _Number = 1.0

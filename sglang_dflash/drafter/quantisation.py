@@ -1,4 +1,4 @@
-"""How a checkpoint is quantised, by its files. SGLang's quantised layers read the weights."""
+"""How a checkpoint's files declare its quantisation. SGLang's quantised layers load the weights."""
 
 from collections.abc import Mapping
 from typing import Any

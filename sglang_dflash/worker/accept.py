@@ -1,6 +1,6 @@
-"""Accept: choose the target's token at every block position, and keep the drafts that equal it.
+"""Accept: sample the target's token at every block position, and accept the drafts that equal it.
 
-Each row of logits is adjusted and sampled as plain decoding would after the drafts before it.
+Each row of logits is adjusted and sampled as in plain decoding after the drafts before it.
 :func:`sglang_dflash.ops.reference.step.accept_block` proves that the rule is exact.
 """
 
@@ -58,7 +58,7 @@ class Accept:
         self._checks_logits = any(check.get() for check in checks)
 
     def synchronise(self, tokens: Tensor) -> None:
-        """Ranks must commit the same tokens: overwrite them with the first rank's."""
+        """Overwrite tokens with the first rank's: all ranks must commit equal tokens."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
     def prepare(self, step: Step) -> None:
@@ -85,7 +85,7 @@ class Accept:
         if needs_only_the_largest(batch):
             if self._checks_logits:
                 self._runner.sampler._preprocess_logits(output.next_token_logits, info)
-            logits, output.next_token_logits = output.next_token_logits, None  # the next graph overwrites them
+            logits, output.next_token_logits = output.next_token_logits, None  # the next graph overwrites the logits
             return self._logits.argmax(logits).view(-1, width)
         rows = output.next_token_logits = self._logits.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
@@ -121,7 +121,7 @@ class Accept:
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         tokens = tokens.view(-1, width).long()
-        if chosen:  # the same tokens, unless a user's sampler draws without seeds
+        if chosen:  # they equal ``tokens``, unless a user's sampler draws without seeds
             tokens[:, : len(chosen)] = torch.stack(chosen, dim=1)
         return tokens
 
@@ -137,7 +137,7 @@ class Accept:
 def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, free_positions: int | None = None) -> None:
     """Overwrite both, int64 [bs, w]: a step then commits about ``mean`` tokens per request, at most ``free_positions``.
 
-    ``SGLANG_SIMULATE_ACC_LEN`` and its two companions mean what they mean to SGLang's worker. The text is wrong.
+    ``SGLANG_SIMULATE_ACC_LEN``, ``_METHOD`` and ``_TOKEN_MODE`` work as in SGLang's worker. The text is wrong.
     """
     width = drafts.shape[1]
     most = width if free_positions is None else free_positions

@@ -1,4 +1,4 @@
-"""The model calls of a step: draft, verify, and inject, which gives the drafter its context K/V."""
+"""The model calls of a step: draft, verify, and inject, which writes the drafter's context K/V."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
-MAX_WAITING = 16  # plain decoding steps whose tokens are injected together
+MAX_WAITING = 16  # at most so many plain steps wait to be injected together
 
 
 class Draft:
@@ -85,7 +85,7 @@ def padded(graphs: DecodeCudaGraphRunner, bs: int) -> int:
 
 
 class NoDrafter:
-    """Stands for the drafter's stages in a server that only copies."""
+    """The drafter's stages of a server that only copies."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
@@ -112,8 +112,7 @@ class Verify:
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def plan(self, step: Step) -> None:
-        """Fill the graph's inputs and plan its attention before the draft is launched, whose graph hides the host's
-        time. The drafts are copied again."""
+        """Fill the graph's inputs and plan its attention before the draft is launched. The drafts are copied later."""
         batch, graphs = self._batches(step, step.target_kv), self._target.model_runner.decode_cuda_graph_runner
         if graphs is not None and graphs.can_run_graph(batch):
             graphs.load_batch(batch)
@@ -137,8 +136,8 @@ class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
     Tokens of steps wait in ``queue``, whose first rows the drafter's graphs inject. Without a draft window both pools
-    use the same slot numbers, so requests share the drafter's K/V of cached prefixes. ``defers``: tokens may wait. Must
-    be False on a decoding server (a transfer may reuse freed slots first) and with hierarchical cache.
+    have equal slot numbers, so requests share the drafter's K/V of cached prefixes. ``defers`` is whether tokens may
+    wait: not on a decoding server, where a transfer may reuse freed slots first, and not with a hierarchical cache.
     """
 
     def __init__(self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
@@ -146,7 +145,7 @@ class Inject:
         # a ring has a slot for each waiting token
         self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
         self.queue: StagedContext | None = None
-        self._waiting, self._plain = 0, False  # rows of the queue; whether plain decoding's are among them
+        self._waiting, self._plain = 0, False  # waiting rows of the queue; whether some are of plain steps
         self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
 
     def allocate(self, width: int) -> None:
@@ -159,8 +158,7 @@ class Inject:
             self.queue = model.staged = StagedContext(hidden, positions, slots, pool)
 
     def inject(self, step: Step) -> None:
-        """Queue the step's accepted tokens, or write its block: the next one overwrites rejected positions before they
-        are read."""
+        """Queue the step's accepted tokens, or write its whole block: the next block overwrites rejected positions."""
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
@@ -168,7 +166,7 @@ class Inject:
         if rows is not self._rows or is_full or self._moves:
             self.catch_up()
             self._rows = rows
-        # an eager forward of the drafter launches as much itself
+        # an eager drafter gains nothing from a queue
         if queue is None or tokens > len(queue) or (step.width > 1 and self._drafter.model.staged is None):
             self.write(hidden, None, positions, slots)
         else:
@@ -177,9 +175,9 @@ class Inject:
             self._waiting, self._plain = self._waiting + tokens, self._plain or step.width == 1
 
     def before_draft(self, rows: int) -> bool:
-        """Write the waiting tokens that a graph of ``rows`` tokens, padding included, has no rows for.
+        """Write the queue if a graph of ``rows`` tokens, padding included, has too few rows to inject it.
 
-        It injects any request's tokens, as many as it has rows. See :meth:`catch_up`.
+        The rows of a graph inject the tokens of any request. Return as :meth:`catch_up`.
         """
         staged = self._drafter.model.staged
         if self._waiting > (rows if staged is not None and rows <= len(staged) else 0) or self._moves:
@@ -188,9 +186,9 @@ class Inject:
         return False
 
     def catch_up(self) -> bool:
-        """Write the queue, before the drafter reads its tokens or their slots change owner.
+        """Write the queue, before the drafter reads its tokens or another request gets their slots.
 
-        Returns whether plainly decoded tokens were among them.
+        Return whether tokens of plain steps were among them.
         """
         plain, waiting, self._waiting, self._plain = self._plain, self._waiting, 0, False
         if waiting:

@@ -30,7 +30,7 @@ class Layout:
 
     def lay_out(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
-        # the scheduler's stream computed the lengths
+        # the scheduler's stream computes the lengths
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
@@ -77,7 +77,7 @@ _shared = attrgetter(*_SHARED)
 class ForwardBatches:
     """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` derives each field at every call; this copies a template.
+    It copies a template, where ``ForwardBatch.init_new`` would derive every field at every call.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:

@@ -149,7 +149,7 @@ class DFlashWorker(BaseSpecWorker):
         return info
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""
+        """Called after an update of ``"target"`` or ``"draft"``, which invalidates observed accept lengths."""
         for feature in self._features:
             feature.forget(role, version)
 
@@ -193,7 +193,7 @@ class DFlashWorker(BaseSpecWorker):
         self._flight = Flight(self._target.device, every=1 if plan.widths is not None else EVERY)
 
     def _build_features(self) -> None:
-        """In the order in which a step calls them: copies change drafts, which the others then read."""
+        """Build the features in the order of their calls: copies change drafts, and the others read them."""
         plan, figures, accept, payoff = self.plan, Figures(self.plan.block), self._accept, None
         copies = [Copies(self._target, plan.block, figures)] if plan.copies else []
         policy, buckets = WidthPolicy(plan.block), copies[0].buckets if copies else lambda reqs: []
@@ -228,7 +228,7 @@ class DFlashWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self.drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            # outside the context, because it is collective over all ranks; a prefill server drafts nothing
+            # outside the context, as it is collective over all ranks; a prefill server drafts nothing
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
                 self._inject.allocate(plan.drafter_width)
@@ -236,7 +236,7 @@ class DFlashWorker(BaseSpecWorker):
                     drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
-                    drafter.model.staged = None  # an eager forward launches as much itself
+                    drafter.model.staged = None  # an eager drafter gains nothing from a queue
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths = plan.served_widths
@@ -257,7 +257,7 @@ class DFlashWorker(BaseSpecWorker):
             logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT, sampled: bool = False) -> None:
-        """Run a step of ``bs`` dummy requests, greedy or sampled, which no telemetry counts."""
+        """Run a step of ``bs`` dummy requests, greedy or sampled. No telemetry counts it."""
         batch = dummy_batch(self._target, bs, context, sampled=sampled)
         with torch.inference_mode():
             self._inject.inject(self._run(batch, width, lambda new_seq_lens: None, None))
@@ -282,7 +282,7 @@ class DFlashWorker(BaseSpecWorker):
             grammar_barrier: commits the last step's tokens to the grammars.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
-        with torch.inference_mode():  # costs the host less per operator than no_grad
+        with torch.inference_mode():  # costs less host time per operator than no_grad
             if batch.forward_mode.is_idle():
                 return self._idle(batch, publish)
             if batch.forward_mode.is_extend():
@@ -294,7 +294,7 @@ class DFlashWorker(BaseSpecWorker):
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
         else:
-            width = self.width.pick(batch).width  # so that the policies of all ranks stay equal
+            width = self.width.pick(batch).width  # the policies of all ranks get equal calls
             with self.width.at(width):
                 self._verify.idle(batch, width)
         result = idle_result(batch, self.plan.block)
@@ -307,7 +307,7 @@ class DFlashWorker(BaseSpecWorker):
         self._flight.interrupt()
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
-            grammar_barrier()  # a mixed batch samples after blocks that the grammars may still lack
+            grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have read
         for feature in self._features:
             feature.start(batch)
         result = self._target_worker.forward_batch_generation(
@@ -322,7 +322,7 @@ class DFlashWorker(BaseSpecWorker):
         output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
             self._inject.prefill(batch, hidden, slots)
-        else:  # scores at chosen positions; a hit of this prefix would draft without context
+        else:  # a request for scores of given positions; a hit of its prefix would draft without context
             for req in batch.reqs:
                 req.skip_radix_cache_insert = True
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
@@ -352,7 +352,7 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
-                if self._draft.graphs_of(step) is not None:  # SGLang's runners share the memory that a plan fills
+                if self._draft.graphs_of(step) is not None:  # a plan fills memory that SGLang's runners share
                     self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:

@@ -57,7 +57,7 @@ def step_times(
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
     cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
-    # so that no request waits for oneDNN to compile
+    # compile all of oneDNN's kernels before the first request
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
@@ -76,7 +76,7 @@ def step_times(
 
 
 def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do."""
+    """Return the milliseconds of all cells. Times that ``taken`` lacks grow with the rows as the widest blocks do."""
     widest, largest = max(width for _, width in cells), max(taken, key=prod)
     slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)
     line = {cell: taken[1, widest] + slope * (prod(cell) - widest) for cell in cells}

@@ -1,7 +1,7 @@
 """Compare the kernels of a state replay with their definitions, at the start on the serving device.
 
-A miscompiled kernel would produce wrong tokens and no other sign. One random block runs on a little pool like the
-server's; the definition runs on a copy of it on the host, without TF32.
+A miscompiled kernel would only show in wrong tokens. One random block runs on a small pool like the server's. The
+definition runs on a copy of it on the host, without TF32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAYERS = 2  # shows a wrong layer stride
+LAYERS = 2  # so that a wrong layer stride is found
 # of the largest value: a product in one TF32 part is off by 2 ** -11
 FLOAT32_TOLERANCE = 2**-12
 # a padding request, and one at row 1 and slot 1 with a snapshot in slot 2; the definition writes padding to 0

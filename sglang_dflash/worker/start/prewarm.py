@@ -1,7 +1,7 @@
-"""Run dummy steps and peak sampling at the start, so that no kernel is compiled and no memory is missed under load.
+"""Run dummy steps and peak sampling at the start. Under load no kernel is then compiled, and no memory is missing.
 
-A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
-that is 1 or a multiple of 16, a constexpr.
+A compilation blocks all requests. Triton compiles a kernel again when any of these changes: dtype, 16-byte alignment,
+None, an integer that is 1 or a multiple of 16, a constexpr.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int, *, sampled: bool = F
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, sampled=sampled),
     )
-    if get_parallel().attn_dp_enabled:  # all ranks run the same batch
+    if get_parallel().attn_dp_enabled:  # all ranks run equal batches
         batch.global_num_tokens = [bs] * (get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1)
         batch.global_num_tokens_for_logprob, batch.can_run_decode_cuda_graph = batch.global_num_tokens, True
     batch.spec_info = DraftState(torch.zeros_like(batch.seq_lens), batch.seq_lens, in_flight=0)
@@ -171,7 +171,7 @@ class FirstCalls:
 
 
 def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResult:
-    """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
+    """Sample a full batch of blocks with every filter; SGLang leaves the returned peak memory free of K/V.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.
