@@ -9,7 +9,7 @@ THINKING = {True: "thinking on", False: "thinking off"}
 CONTEXT, OTHER_TARGET = "context beyond the drafter's", "drafter of another target"
 DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 
-# In the order of suspicion. Causes after `drafter` rarely cost this much alone.
+# The likeliest first. Causes after `drafter` rarely suffice alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
     STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft)",

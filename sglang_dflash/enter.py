@@ -1,4 +1,4 @@
-"""Which hooks each process of a server gets because of its plan, and the worker class of a scheduler."""
+"""Hooks of each process of a server by its plan, and the worker class of a scheduler."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def create_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
 
 
 def compare_nodes(decided: Decision) -> None:
-    """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
+    """Raise DFlashError if the nodes of a server decided different plans, which would deadlock."""
     from sglang.srt.distributed.parallel_state import get_world_group
 
     mine = {"version": __version__, "SGLang's worker": decided.reason}
@@ -70,7 +70,7 @@ def compare_nodes(decided: Decision) -> None:
             )
 
 
-HOOKS = Hooks(  # of every process, before there is a plan
+HOOKS = Hooks(  # in every process, before the plan exists
     before={
         "configs.model_config.ModelConfig.__init__": loading.override_drafter,
         "configs.model_config.ModelConfig._derive_context_length": loading.lift_context,
@@ -82,7 +82,7 @@ HOOKS = Hooks(  # of every process, before there is a plan
     },
 )
 _PARTS = "model_executor.model_runner_components"
-SCHEDULER_HOOKS = Hooks(  # also where SGLang's own worker serves; importing their targets initialises a GPU
+SCHEDULER_HOOKS = Hooks(  # with SGLang's own worker too; importing their targets initialises a GPU
     around={
         f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": loading.capture_layers,
         f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": loading.capture_without_drafter,

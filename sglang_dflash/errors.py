@@ -61,8 +61,8 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-note = partial(Finding, "note")  # never changes the exit status of ``check``
-warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
+note = partial(Finding, "note")  # does not change the exit status of ``check``
+warn = partial(Finding, "warn")  # about a pair or flag that is served
 error = partial(Finding, "error")
 builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 

@@ -1,4 +1,4 @@
-"""The seam to SGLang: its version, the record on its arguments, hooks, and its names for every process (``launch``)."""
+"""The interface to SGLang: its version, the decision on its arguments, hooks, and its names for every process."""
 
 import os
 from contextlib import suppress
@@ -22,7 +22,7 @@ def installed_plugins() -> list[EntryPoint]:
 
 
 def attach_decision(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments, which every process of the server receives."""
+    """Attach a decision to server arguments, which every process of the server receives."""
     server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 

@@ -124,8 +124,8 @@ def leading_tokens(logits: Tensor, k: int, noise: Noise | None = None) -> tuple[
     first: [rows, V] to float32 and int64 [rows, k].
 
     Args:
-        noise: of requests, of which each has equally many rows in a row. Of a greedy one only the first
-            ``GREEDY_VALUES`` are looked for: the others are minus infinity and 0.
+        noise: of requests, of which each has equally many rows in a row. For a greedy one only the
+            first ``GREEDY_VALUES`` are searched: the others are minus infinity and 0.
     """
     equal_nans = logits.float().masked_fill(logits.isnan(), torch.nan)  # CUDA sorts NaN by sign
     values, tokens = (each[:, :k] for each in equal_nans.sort(dim=-1, descending=True, stable=True))
