@@ -55,7 +55,7 @@ MISSING = object()
 RULES = EARLY | LATE
 _ABOUT = [*DRAFTER_RULES]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = (
-    {about: RULES[about] for about in each} for each in (_ABOUT[:12], _ABOUT[12:16], _ABOUT[16:])
+    {about: RULES[about] for about in each} for each in (_ABOUT[:10], _ABOUT[10:14], _ABOUT[14:])
 )
 
 

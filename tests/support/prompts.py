@@ -10,7 +10,7 @@ from functools import cache
 import torch
 import transformers
 
-from sglang_dflash_lab.bench.tasks import Message
+from sglang_dflash.check.diagnose.client import Message
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
+from sglang_dflash.check.diagnose.client import Message
 from sglang_dflash.errors import DFlashError
 from sglang_dflash_lab.pairs.corpus import TASKS, Example, draw, prompts, words
 
-Message = dict[str, str]
 Messages = tuple[Message, ...]
 MIXED, QUESTIONS, WILD = "mixed", "questions", "wild"
 TUNING = ":tuning"
