@@ -116,11 +116,6 @@ def check(config: dict[str, Any] | None = None, *, arguments: dict[str, Any] | N
     check_pair(SimpleNamespace(**{**usual, **model}), SimpleNamespace(**{**PLAIN, **(arguments or {})}))
 
 
-def test_a_plain_decoder_is_served() -> None:
-    check()
-    check(arguments={"quantization": "unquant", "kv_cache_dtype": "float32"})
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -135,11 +130,3 @@ def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words
     """Further cases, in a server: ``tests/launch/test_broken_pairs.py``."""
     with pytest.raises(DFlashError, match=words):
         check(**case)
-
-
-def test_recurrent_layers_other_than_gated_delta_net_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.mambaish_config", lambda config: config)
-    with pytest.raises(DFlashError, match="Target has recurrent layers other than gated-delta-net"):
-        check()
-    monkeypatch.setattr("sglang.srt.configs.hybrid_arch.hybrid_gdn_config", lambda config: config)
-    check()

@@ -78,14 +78,6 @@ def test_the_log_names_causes_and_the_command_that_measures_them(server: Server)
     assert line.startswith("INFO DFLASH: drafting pays again: accept length ")
 
 
-def test_known_causes_have_an_order(server: Server) -> None:
-    server.judging(known=("quantised target", "float16")).serve(1, broken=3)
-    assert server.causes() == ["drafts not finite", "float16", "drafter", "quantised target"]
-    (line,) = server.lines()
-    assert "drafts not finite (3 positions)" in line
-    assert "Other possible causes: float16, drafter, quantised target" in line
-
-
 def test_each_change_is_logged_once(server: Server) -> None:
     server.serve(1, ENOUGH // 8 - 1)
     assert server.section()["pays"] is None and server.lines() == []
@@ -119,18 +111,3 @@ def test_models_show_causes_at_the_start() -> None:
 
     assert known() == {} and known(dtype=torch.float16) == {"float16": None}
     assert known(quantization="fp8") == {"quantised drafter": "fp8"}
-
-
-def test_an_update_of_weights_forgets_recent_steps_and_names_a_stale_drafter_once(server: Server) -> None:
-    server.serve(1)
-    assert server.section()["pays"] is False and server.lines()
-    for _ in range(2):
-        server.judge.forget("weight_version 2 of the target, 1 of the drafter")
-    section = server.section()
-    assert section["pays"] is None and section["accept_length"] is None
-    (line,) = server.lines()
-    assert line.startswith("WARNING DFLASH: drafter older than target (weight_version 2 of the target, 1 of the")
-    server.serve(1)
-    assert server.causes() == ["drafter older than target", "drafter"]
-    server.judge.forget(None)
-    assert server.section()["known"] == {}

@@ -1,4 +1,7 @@
-"""The drafter's rings: who wrote which slot, and what a disaggregated pair moves and backs up."""
+"""The drafter's rings: who wrote which slot, and what a disaggregated pair moves.
+
+Sessions: ``tests/worker/test_tails.py``; retractions of a pair: ``tests/serving/test_disaggregation.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,9 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang.srt.disaggregation.base.conn import StateType
-from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
-from sglang_dflash.features import transfer
-from sglang_dflash.features.transfer import back_up_drafter, describe_rings
+from sglang_dflash.features.transfer import describe_rings
 from sglang_dflash.features.window import DraftRings
 from sglang_dflash.launch.plan import DraftWindow, current
 from sglang_dflash.step.step import BlockKV
@@ -198,21 +199,6 @@ def test_reads_only_its_own_last_tokens(tokens: int, page: int, seed: int) -> No
     assert simulation.rings.tails.info() == {**held, "prefixes": 0, "slots": 0}
 
 
-@pytest.mark.parametrize("back", [3, 300])
-def test_another_turn_in_the_same_row_continues_its_ring(back: int) -> None:
-    """A streaming session keeps the row between turns; the ring may have gone past where the next turn begins."""
-    simulation = Simulation(16, 1, seed=0)
-    simulation.admit()
-    for _ in range(20):
-        simulation.decode()
-    turn = simulation.running[0]
-    turn.rid += "-next"
-    del turn.text[-back:]
-    turn.start = simulation.window.start(len(turn.text)) if back < simulation.rings.size else len(turn.text)
-    simulation.fill(turn)
-    simulation.decode()
-
-
 # --- a disaggregated pair, on real pools
 
 
@@ -247,58 +233,3 @@ def test_an_item_of_a_row_is_its_ring(page: int, monkeypatch: pytest.MonkeyPatch
             assert (row + 1) * item <= length
             sent = torch.frombuffer(bytearray(ctypes.string_at(pointer + row * item, item)), dtype=torch.float32)
             assert torch.equal(sent, buffer[rings.slots_of(row)].flatten())
-
-
-class Allocator(TokenToKVPoolAllocator):
-    """The target's: keeps the requested slots, as SGLang's keeps the target's K/V."""
-
-    def __init__(self) -> None: ...
-
-    def get_cpu_copy(self, indices: torch.Tensor, mamba_indices: Any = None, req_pool_index: Any = None) -> Any:
-        return indices.tolist()
-
-    def load_cpu_copy(self, copy: Any, indices: Any, mamba_indices: Any = None, req_pool_index: Any = None) -> None:
-        self.loaded = copy
-
-
-def prebuilt(row: int, length: int, *, retracted: bool) -> Any:
-    reqs, rows = [SimpleNamespace(rid="r", retracted_stain=retracted)], torch.tensor([row])
-    return SimpleNamespace(
-        reqs=reqs, req_pool_indices=rows, req_pool_indices_cpu=rows, seq_lens_cpu=torch.tensor([length])
-    )
-
-
-@pytest.mark.parametrize("ring", [False, True])
-def test_a_retracted_request_returns_with_the_drafters_context_in_other_slots(ring: bool) -> None:
-    rings, allocator = rings_of(24, by_row=True) if ring else None, Allocator()
-    pool = pool_of(64 if rings is None else rings.slots)
-    back_up_drafter(allocator, pool, rings)
-    left, back = torch.tensor([3, 4, 9]), torch.tensor([20, 30, 40])
-    of_drafter = (left, back) if rings is None else (rings.slots_of(1), rings.slots_of(3))
-    before = [buffer[of_drafter[0]].clone() for buffer in buffers(pool)]
-    kept: Any = allocator.get_cpu_copy(left, req_pool_index=1)
-    for buffer in buffers(pool):
-        buffer[of_drafter[0]] = -1  # another request's by now
-    allocator.load_cpu_copy(kept, back, req_pool_index=3)
-    assert allocator.loaded == [3, 4, 9]
-    assert all(torch.equal(buffer[of_drafter[1]], kept) for buffer, kept in zip(buffers(pool), before, strict=True))
-    if rings is not None:
-        rings.transferred(prebuilt(3, 90, retracted=True))
-        assert rings._oldest[3] == rings._oldest_cpu[3] == 90 - 24
-
-
-@pytest.mark.parametrize(("length", "retracted", "oldest"), [(90, False, 66), (10, False, 0), (90, True, 90)])
-def test_how_far_back_a_transferred_ring_reaches(length: int, retracted: bool, oldest: int) -> None:
-    """A request that was retracted and whose ring nobody kept begins an empty one."""
-    rings = rings_of(24, by_row=True)
-    rings.transferred(prebuilt(2, length, retracted=retracted))
-    assert rings._oldest[2] == rings._oldest_cpu[2] == oldest
-
-
-def test_what_arrives_is_started() -> None:
-    started: list[Any] = []
-    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(start_transferred=started.append))
-    batch: Any = object()
-    for arrived in (None, batch):
-        transfer.start_transferred(arrived, scheduler, None)
-    assert started == [batch]

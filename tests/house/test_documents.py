@@ -1,9 +1,8 @@
-"""Documents are true: links, names, flags, commands, transcripts, figures and versions are those of the code."""
+"""Documents are true: links, names, flags, commands, generated tables and versions are those of the code."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import runpy
 import shlex
@@ -13,7 +12,6 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -25,16 +23,13 @@ from sglang_dflash.causes import FIXES
 from sglang_dflash.check.cli import COMMANDS, app, loaded
 from sglang_dflash.check.doctor import TESTED
 from sglang_dflash.check.flags import sglang_parser
-from sglang_dflash.check.report import TITLE
-from sglang_dflash.launch.division import size
 from sglang_dflash.launch.old_flags import RENAMED
 from sglang_dflash.launch.published import drafter_of, parsers_of
 from sglang_dflash.launch.settings import flag_of
 from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash.upstream import TESTED_SGLANG
 from tests.house import cards
-from tests.house.cards import PAIRS, TABLES, Row, row_of, served
-from tests.support.cards import FOLDER as CARDS
+from tests.house.cards import TABLES, row_of, served
 
 ROOT = Path(__file__).parents[2]
 README, COMPATIBILITY = ROOT / "README.md", ROOT / "docs/compatibility.md"
@@ -48,7 +43,6 @@ PAGES = [README, *GUIDES, *RESULTS, *OTHERS, ROOT / "lab/README.md", ROOT / "cpu
 TEXT = {page: page.read_text() for page in PAGES}
 TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-NUMBER = re.compile(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])(?: [KMG]iB)?")
 
 
 def each(pages: list[Path]) -> pytest.MarkDecorator:
@@ -207,20 +201,6 @@ def test_a_module_that_a_page_runs_prints_its_help_and_does_nothing_else(
 
 # Predictions of `check`, with configurations of tests/fixtures in place of a pair's hub names
 
-FILES = {row.target.rpartition("/")[2]: row.files for row in reversed(PAIRS)}
-
-
-def pair(name: str) -> list[str]:
-    return list(FILES.get(name) or (str(CARDS / name / part) for part in ("target", "drafter")))
-
-
-def printed(name: str, *flags: str) -> str:
-    return cards.printed(*pair(name), *flags)
-
-
-def check(name: str, *flags: str) -> Any:
-    return json.loads(printed(name, "--json", *flags))
-
 
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
 def test_the_tables_of_pairs_and_cards_are_what_check_predicts(page: Path) -> None:
@@ -244,12 +224,6 @@ def test_what_ran_on_a_gpu_is_said_by_the_readme_alone() -> None:
     assert not never
 
 
-def test_coder_next_needs_two_h200() -> None:
-    assert "`Qwen3-Coder-Next` needs two H200 (48 requests)" in TEXT[README]
-    row = Row("", "", tuple(pair("Qwen3-Coder-Next")))
-    assert served(row, "--gpu", "h200")[1] == 0 and served(row, "--gpu", "h200", "--tp-size", "2")[1] == 48
-
-
 def test_the_readmes_servers_are_those_that_check_proposes() -> None:
     checks = [rest.split() for rest in shown(README, "sglang-dflash check")]
     servers = [shlex.split(rest) for rest in shown(README, "python -m sglang.launch_server")]
@@ -260,113 +234,10 @@ def test_the_readmes_servers_are_those_that_check_proposes() -> None:
         added = [word for item in given.items() for word in item]
         parsers = [word for name, value in parsers_of(target).items() for word in (flag_of(name), value)]
         assert [*parsers, *served(row_of(target), *flags)[0].split()] == added
-        assert re.search("FITS: [1-9]", printed(target.rpartition("/")[2], *flags, *added)), target
+        assert re.search("FITS: [1-9]", cards.printed(*row_of(target).files, *flags, *added)), target
 
 
-def test_the_first_table_is_that_of_the_h200() -> None:
-    steps = list(rows(section(RESULTS_GPU, "Step times")))
-    call = [row for row in steps if row[0] == "2026-11-28-h200-d"]
-    plain, builtin, ours = ([float(row[column].split()[0]) for row in call] for column in (3, 4, 6))
-    assert [row[2] for row in call] == ["1", "8", "16"]
-    expected = [[f"{4 * one / step:.1f}x" for one, step in zip(plain, steps, strict=True)] for steps in (ours, builtin)]
-    expected.append([f"{round(100 * (1 - step / theirs))} % less" for step, theirs in zip(ours, builtin, strict=True)])
-    head = list(rows(TEXT[README].partition("## Install")[0]))
-    assert [row[1:] for row in head[1:]] == expected
-    memory = check("Qwen3.5-27B", "--gpu", "h200")["memory"]
-    sizing, slot = memory["served"]["sizing"], memory["served"]["sizing"]["state"]
-    # SGLang's worker stores a state per position (``_handle_max_mamba_cache``)
-    free, block = memory["static_bytes"] - sizing["target_weights"] - sizing["drafter_weights"], sizing["block"]
-    budget, each = free * 0.9 / 1.9 - slot * (1 + block), sizing["slots_per_request"]
-    stored = int(budget // (slot * (1 + block / each)))
-    text = " ".join(TEXT[README].split())
-    running = memory["served"]["running"], stored // each
-    assert "room for {} requests of Qwen3.5-27B, and for {} with the states".format(*running) in text
-
-
-def numbers(value: Any) -> Iterator[str]:
-    """Every number of a JSON value as text, and as a size."""
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from numbers(inner)
-    elif isinstance(value, int | float):
-        yield from (f"{value:g}", f"{value:,}", size(value))
-    elif isinstance(value, str):
-        yield from (f"{int(found):,}" for found in re.findall(r"\d+", value))
-
-
-def predicted(block: str, *reports: Any) -> None:
-    """Every number and every backticked flag of a block is in a report."""
-    prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", block)
-    assert set(NUMBER.findall(prose)) <= {number for report in reports for number in numbers(report)}
-    flags = [" ".join(span.split()) for span in re.findall(r"`(--[^`]*\d[^`]*)`", block)]
-    assert all(any(span in json.dumps(report) for report in reports) for span in flags), flags
-
-
-MARKED = [found for page in PAGES for found in re.findall(r"<!-- check: (.*) -->\n((?:.+\n)+)", TEXT[page])]
-
-
-@pytest.mark.parametrize("commands, block", MARKED, ids=[f"{index}" for index in range(len(MARKED))])
-def test_marked_predictions_are_those_of_check(commands: str, block: str) -> None:
-    """A comment names pairs and flags. A table's row adds its own flags."""
-    if not block.startswith("|"):
-        predicted(block, *(check(*command.split()) for command in commands.split("; ")))
-        return
-    for flags, *cells in list(rows(block))[1:]:
-        added = re.findall(r"`(--.*)`", flags)
-        predicted(" ".join(cells), check(*commands.split(), *" ".join(added).split()))
-
-
-# A transcript of `check`; "…" stands for lines that are left out.
-TRANSCRIPT = re.compile(r"```console\n\$ sglang-dflash check (\S+/(\S+)) (\S+) (.*)\n((?:.*\n)+?)```")
-TRANSCRIPTS = [found for page in PAGES for found in TRANSCRIPT.findall(TEXT[page])]
-
-
-@pytest.mark.parametrize("target, name, drafter, flags, lines", TRANSCRIPTS, ids=[name for _, name, *_ in TRANSCRIPTS])
-def test_transcripts_of_check_are_what_it_prints(target: str, name: str, drafter: str, flags: str, lines: str) -> None:
-    output = printed(name, *flags.split()).splitlines()
-    first, *expected = [line for line in lines.splitlines() if line not in ("", "…")]
-    title, _, verdict = output[0].partition(" FITS: ")
-    for folder, hub in zip(pair(name), (target, drafter), strict=True):
-        title = title.replace(folder, hub)
-    assert first == f"{title.rstrip():{TITLE}} FITS: {verdict}"
-    assert expected and set(expected) <= set(output)
-
-
-# Figures that were published or measured
-
-
-def published(name: str, block: int, users: str, figure: str) -> float:
-    [found] = [
-        speed[figure]
-        for speed in json.loads(text("sglang_dflash/launch/published.json"))[name]["speed"]
-        if [*map(str, (speed["task"], speed["arm"], speed["block"], speed["concurrency"]))]
-        == ["math500", "dflash", str(block), users]
-    ]
-    return float(found)
-
-
-def test_published_figures_are_the_cards() -> None:
-    of_cards = [row for row in rows(section(README, "Published figures")) if (CARDS / row[0]).is_dir()]
-    assert len(of_cards) > 3
-    for name, block, *cells in of_cards:
-        for users, cell in zip(("1", "8", "16", "32"), cells, strict=True):
-            assert not cell or cell == f"{published(name, int(block), users, 'speedup')}x", (name, block, users)
-
-
-def measured(page: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Bold figures with the pages of results that their paragraph or row links to."""
-    for block in re.split(r"\n\n|\n(?=[|-])", TEXT[page]):
-        links = [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)", block)]
-        for figure in re.findall(r"\*\*(\d[\d,.]*)x?\*\*", block):
-            yield figure, [link for link in links if link in RESULTS]
-
-
-@each([README, *GUIDES])
-def test_measured_figures_stand_on_the_page_that_they_link_to(page: Path) -> None:
-    for figure, sources in measured(page):
-        decimals = len(figure.partition(".")[2])
-        found = [each for source in sources for each in re.findall(r"\d+(?:\.\d+)?", TEXT[source].replace(",", ""))]
-        assert figure.replace(",", "") in {f"{round(float(number), decimals):.{decimals}f}" for number in found}, figure
+# Pages of results
 
 
 @each([page for page in RESULTS if page.name != "README.md"])

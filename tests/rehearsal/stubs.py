@@ -35,7 +35,6 @@ ON_THE_GPU_WITH_THE_WATCH = {
     "sglang_dflash.features.feature",
     "sglang.srt.utils.common",
 }
-_get_device_module = torch.get_device_module
 _is_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 
 
@@ -101,8 +100,6 @@ STUBS: dict[str, Any] = {
             "empty_cache": _nothing(),
         }.items()
     },
-    # The device's module. A torch built for CUDA answers torch.cuda, which looks for a driver; nothing is hidden.
-    "torch.get_device_module": lambda device=None: torch.cpu if device is None else _get_device_module(device),
     "torch.cuda.reset_peak_memory_stats": _nothing(),
     "torch.cuda.memory_stats": lambda device=None: dict.fromkeys(_RESERVED, 0),
     # A watch over compilations under traffic. On CUDA one blocks the host for seconds; covered by "compiled late".

@@ -71,18 +71,17 @@ def mixed() -> None:
 def states() -> None:
     """``state-<rid>-<length>.pt``: the recurrent state of a request after so many tokens, of each prefill and block."""
 
-    def save(batch: Any, lengths: list[int], target_worker: Any) -> None:
-        pool = target_worker.model_runner.req_to_token_pool
+    def save(batch: Any, lengths: list[int], pool: Any) -> None:
         cache, slots = pool.mamba_pool.mamba_cache, pool.get_mamba_indices(batch.req_pool_indices).tolist()
         for req, length, slot in zip(batch.reqs, lengths, slots, strict=True):
             state = {"temporal": cache.temporal[:, slot].clone(), "conv": [c[:, slot].clone() for c in cache.conv]}
             torch.save(state, FOLDER / f"state-{req.rid}-{length}.pt")
 
     def committed(_: None, commit: Any, step: Any) -> None:
-        save(step.batch, step.accepted.new_seq_lens.tolist(), commit._target)
+        save(step.batch, step.accepted.new_seq_lens.tolist(), commit._requests)
 
     def prefilled(result: Any, worker: Any, batch: Any, *_: Any) -> None:
-        save(batch, batch.seq_lens.tolist(), worker.target_worker)
+        save(batch, batch.seq_lens.tolist(), worker.target_worker.model_runner.req_to_token_pool)
 
     _hook("AFTER", COMMIT, committed)
     _hook("AFTER", PREFILL, prefilled)
@@ -94,7 +93,7 @@ def replays() -> None:
     def record(commit: Any, step: Any, *_: Any) -> None:
         _write("replays.jsonl", rid=step.batch.reqs[0].rid, requests=len(step.batch.reqs), width=step.width)
 
-    _hook("BEFORE", "sglang_dflash.states.commit.RecurrentCommit.replay", record)
+    _hook("BEFORE", "sglang_dflash.states.commit.RecurrentCommit._commit", record)
 
 
 def rounds() -> None:
