@@ -15,7 +15,7 @@ from sglang_dflash.launch.settings import SWITCH, Settings
 from sglang_dflash.launch.which_worker import ON_ROCM
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# by common name
+# distributions by common name
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -36,7 +36,7 @@ class Installation:
     device: Device
     versions: dict[str, str | None]
     problem: DFlashError | None
-    patched: Sequence[str] = ()  # of SGLang, in this process
+    patched: Sequence[str] = ()  # names of SGLang that this process patches
 
     @property
     def worker(self) -> str:

@@ -20,7 +20,7 @@ from sglang_dflash.launch.which_worker import unproven_kind
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
+_LEAST_LEFT = 1 / 3  # share of SGLang's estimate: published launches leave 0.4 of it or more
 # --quantization of plain weights at the start -> bytes per element of linear layers; others are not counted
 _ONLINE = {"fp8": 1.0, "mxfp8": 33 / 32, "bitsandbytes": 9 / 16}
 _UNQUANTISED = ("embed", "lm_head", "norm", "conv", "router", ".gate.")  # parts of names

@@ -28,17 +28,17 @@ class Sizing:
     target_kv: int  # per token, without sliding layers that have their own pool
     draft_kv: int  # per token
     block: int  # positions
-    slots_per_request: int  # of recurrent states
-    context: int  # of the longest request
+    slots_per_request: int  # recurrent states
+    context: int  # tokens of the longest request
     max_running: int  # requested
     state: int = 0  # recurrent, of a request
-    scratch: int = 0  # of a request in a verify
+    scratch: int = 0  # buffers of a request in a verify
     records: int = 0  # part of the scratch that a replay reads
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
     page: int = 1  # tokens
-    window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
+    window: DraftWindow | None = None  # sizes the drafter's K/V; None: as many slots as the target
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
     sliding_kv: int = 0  # per token of sliding layers, if they have a pool

@@ -20,7 +20,7 @@ from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 
 TITLE = 72  # columns before the verdict
-MIN_LENGTH = 2048  # for a prompt and a short answer
+MIN_LENGTH = 2048  # tokens of a prompt and a short answer
 _RUNNING, _LENGTH = "running requests", "tokens per request"
 _NAME = 36  # columns before a value
 _FLAG = 48  # columns of proposed flags
@@ -35,7 +35,7 @@ class Report:
     memory: Pools | None = None
     advice: Sequence[Advice] = ()
     replicas: int = 1  # servers behind one address
-    command: str = ""  # that starts a server, without proposed flags
+    command: str = ""  # starts a server, without proposed flags
 
     @property
     def counts(self) -> Counter[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-_RAISED_BY = {  # by the limit of concurrent requests
+_RAISED_BY = {  # flags by the limit of concurrent requests
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
 }

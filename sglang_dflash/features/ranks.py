@@ -35,7 +35,7 @@ class RankRow:
     whether that is an upper bound; zeros without a step.
     """
 
-    state_hash: int  # of the policy's state
+    state_hash: int  # :meth:`WidthPolicy.state_hash`
     load: Load
     width: int
     timed: Sequence[int]
@@ -63,9 +63,9 @@ class SharedWidth(Width):
         self._widest = policy.widths[-1]
         self._finished: deque[Finished] = deque()
         self._timed: deque[Timed] = deque()
-        self._rows: list[RankRow] = []  # of all ranks, not yet received by the policy
+        self._rows: list[RankRow] = []  # rows of all ranks, which the policy has not observed
         self.batch: ScheduleBatch | None = None  # the next batch of this rank
-        self.columns = torch.empty(0)  # of this rank in the last gather
+        self.columns = torch.empty(0)  # columns of this rank in the last gather
         self.load = Load.of(None, ())
 
     def load_of(self, batch: ScheduleBatch, buckets: Sequence[int]) -> Load:

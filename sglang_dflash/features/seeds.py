@@ -34,7 +34,7 @@ class Seeds(Feature):
         self._random = random.Random(random_seed)
         ones = torch.ones_like(self._slots, dtype=torch.float32)
         self.noise = Noise(self._slots.clone(), ones, ones.int(), ones.clone(), torch.zeros_like(ones))
-        self._shared: Tensor | None = None  # of a sampled batch: SGLang replaces it when the requests change
+        self._shared: Tensor | None = None  # rows of the last sampled batch; SGLang replaces them with its requests
 
     def start(self, batch: ScheduleBatch) -> None:
         if _draws(batch.sampling_info):

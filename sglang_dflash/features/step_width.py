@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sglang_dflash.step.flight import Finished
 
-Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # of match lengths, per request; empty if no text is copied
+Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # bucket of match lengths per request; empty without copies
 
 
 class Load(NamedTuple):

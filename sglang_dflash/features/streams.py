@@ -133,7 +133,7 @@ class _Cutter:
         self._interval = self._req.sampling_params.stream_interval or get_serving().stream_interval
         self._per_token = _INCREMENTAL_STREAMING_META_INFO_KEYS
         self._sent = 0  # tokens
-        self._ends = [0]  # of the text of the first n tokens
+        self._ends = [0]  # lengths of the text of the first n tokens
 
     def chunks(self, answer: Any) -> Iterator[Any]:
         count = answer["meta_info"]["completion_tokens"]

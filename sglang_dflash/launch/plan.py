@@ -102,16 +102,16 @@ class ServingPlan:
     window: DraftWindow | None  # None for the whole context
     replay: bool  # whether there are recurrent states, which a commit replays
     records: int  # positions of a request's replay records
-    copies: bool  # whether text that a request repeats is copied
-    overlap: bool  # with the scheduler
+    copies: bool  # whether repeated text is copied
+    overlap: bool  # whether the scheduler overlaps steps
     role: Role
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
-    groups: int = 1  # of ranks that serve different requests (DP attention)
+    groups: int = 1  # groups of ranks, each with its requests (DP attention)
     own_attention: bool = False  # whether the drafter attends through our backend
     one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
     verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
-    state_dtype: str | None = None  # of replayed states
+    state_dtype: str | None = None  # dtype of replayed states
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load SGLang's plugins in the process that receives the arguments: SGLang loads none in Ray's actors."""

@@ -19,9 +19,9 @@ _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
 _WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
-PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
+PLAIN_LAYERS = "unquant"  # value of --speculative-draft-model-quantization
 
-MAX_RUNNING = 48  # for DFLASH
+MAX_RUNNING = 48  # SGLang's default for DFLASH
 # attention backend -> its pages, tokens; SGLang replaces other sizes by 64
 _MLA_PAGES = dict.fromkeys(("cutedsl_mla", "trtllm_mla"), (32, 64))
 _PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
@@ -36,7 +36,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "speculative_draft_window_size": (1, 1 << 31), "swa_full_tokens_ratio": (1e-6, 1),
     "speculative_num_draft_tokens": (2, 1 << 12),  # an anchor and a draft
 }  # fmt: skip
-# of a drafter, without which they are an error
+# arguments that are an error without a drafter
 DRAFTER_ARGUMENTS = tuple(
     f"speculative_draft_{name}"
     for name in ("attention_backend", "kv_cache_dtype", "model_quantization", "model_revision", "window_size")
@@ -57,7 +57,7 @@ class Settings:
     read: set[str] = field(default_factory=set, compare=False)  # shared with the settings that `changed` returns
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of copies and pickles
+        if name.startswith("_"):  # copies and pickles read such names
             raise AttributeError(name)
         self.read.add(name)
         return self.changes[name] if name in self.changes else getattr(self.arguments, name)

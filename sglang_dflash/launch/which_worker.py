@@ -89,7 +89,7 @@ def _mechanisms(text: Mapping[str, Any]) -> set[str]:
 
 
 def _has_mamba(text: Mapping[str, Any]) -> bool:
-    # by name, or Nemotron-H's pattern of letters
+    # names of layers, or Nemotron-H's pattern of letters
     names = text.get("layers_block_type") or text.get("hybrid_override_pattern") or text.get("layer_types")
     return isinstance(names, str | list) and any(each in ("M", "mamba") for each in names)
 

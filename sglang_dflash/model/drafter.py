@@ -213,7 +213,7 @@ class DFlashDraftModel(nn.Module):
         slots.zero_()
 
     def get_attention_sliding_window_size(self) -> int | None:
-        # for SGLang's attention backends
+        # SGLang's attention backends call this
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -224,7 +224,7 @@ class DFlashDraftModel(nn.Module):
             loader = getattr(params[name], "weight_loader", default_weight_loader)
             try:
                 loader(params[name], tensor, *(() if shard is None else (shard,)))
-            except (AssertionError, RuntimeError, ValueError) as error:  # of a quantised layer's loaders
+            except (AssertionError, RuntimeError, ValueError) as error:  # raised by the loaders of quantised layers
                 part = name if shard is None else f"{name} ({shard})"
                 report.misshaped.append(
                     f"{part} is {list(tensor.shape)}, of {list(params[name].shape)} {error}".strip()

@@ -21,7 +21,7 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import Noise, leading_tokens, likeliest_tokens, linear, walk_candidates
 
-CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
+CANDIDATES = 16  # an unsure draft of a sampled request is drawn from so many
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Hooks:
             yield from ((f"sglang.srt.{target}", kind, function) for target, function in functions.items())
 
 
-_tables: list[Hooks] = []  # of this process
+_tables: list[Hooks] = []  # installed in this process
 
 
 def register(table: Hooks) -> None:

@@ -10,7 +10,7 @@ from sglang_dflash.width.survival import MATCHED_PRIOR, Survival
 # switch at once for this gain, or once missed gains add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
-SHARE, SAVED = 0.006, 3.0  # of the time, what probes may lose; the most that they may lose at once, in steps
+SHARE, SAVED = 0.006, 3.0  # share of time that probes may lose; most steps that they may lose at once
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
 RESERVE = 2.5  # steps of the budget, for probes after one that accepted more than expected
 EVERY, EVERY_IF_BETTER = 8, 2  # steps between probes

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
+BUCKETS, BUCKET = 5, 4  # number of buckets, and match lengths per bucket; bucket 0 is no match
 
 
 @dataclass(frozen=True)

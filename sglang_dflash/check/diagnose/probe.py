@@ -104,7 +104,7 @@ class Probe:
     """A probe and its answers."""
 
     name: str
-    cause: str = ""  # that this probe plants
+    cause: str = ""  # the cause that this probe plants
     template: bool = True
     thinking: bool | None = None  # None for the template's default
     temperature: float = 0.0

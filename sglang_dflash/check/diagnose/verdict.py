@@ -20,7 +20,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter
 
 SENTENCES = 3
-FULL = 0.9  # of the block size, from which a block counts as full
+FULL = 0.9  # share of the block size from which a block counts as full
 # public benchmarks that resemble the tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 ALIGNMENT = 16  # bytes, of every tensor that plain decoding passes to its kernels
-SCRATCH_BYTES = 512 << 20  # of a commit's copies of states
+SCRATCH_BYTES = 512 << 20  # most bytes of a commit's copies of states
 Gates = tuple[Tensor, Tensor]  # A_log and dt_bias of a layer
 Targets = Sequence[tuple[Tensor, Tensor]]  # slots, and the tokens after which states are written there
 
@@ -108,7 +108,7 @@ def step_commit(
 
 
 def _rings(records: Records) -> tuple[Tensor, ...]:
-    # of keys, values, a and b
+    # rings of keys, values, a and b
     assert records.updates_low is not None
     return records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPEATS = 5
-SHARE = 0.1  # of the start
+SHARE = 0.1  # share of the start-up time
 Cell = tuple[int, int]  # batch size and width
 
 
@@ -63,7 +63,7 @@ def step_times(
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
     taken, deadline = dict[Cell, list[float]](), time.perf_counter() + seconds
     twice = [cell for cell in cells for _ in range(2)]  # a warm-up and a time
-    required = 2 * len(widths) + 4  # of one request, and the narrowest and widest block of the next batch size
+    required = 2 * len(widths) + 4  # all blocks of one request, the narrowest and widest of the next batch size
     for number, cell in enumerate([*twice, *compiled, *cells * (REPEATS - 2)]):
         if number >= required and not group.broadcast_object(time.perf_counter() < deadline):
             break

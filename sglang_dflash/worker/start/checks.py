@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAYERS = 2  # so that a wrong layer stride is found
-# of the largest value: a product in one TF32 part is off by 2 ** -11
+# relative to the largest value: a product in one TF32 part differs by 2 ** -11
 FLOAT32_TOLERANCE = 2**-12
 # a padding request, and one at row 1 and slot 1 with a snapshot in slot 2; the definition writes padding to 0
 SLOTS, ROWS, TRACK_SLOTS = torch.tensor([-1, 1], dtype=torch.int32), torch.tensor([0, 1]), torch.tensor([-1, 2])
@@ -112,7 +112,7 @@ def _inputs(host: list[Tensor], dtype: torch.dtype, width: int, generator: torch
     (_, _, HV, V, K), (_, _, H, *_), tokens = host[0].shape, host[2].shape, 2 * width
     projected = torch.randn(tokens, 2 * H * K + HV * V, generator=generator).to(dtype)
     a = torch.randn(tokens, HV, generator=generator).to(dtype)
-    # whose sigmoids are far from the rounding boundaries of 16 bits
+    # the sigmoids of these are far from the rounding boundaries of 16 bits
     b = (torch.randint(-4, 4, (tokens, HV), generator=generator) / 2).to(dtype)
     return [projected, a, b, torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)]
 

@@ -162,7 +162,7 @@ def shared_indices(backend: Any, widest: Any) -> Iterator[None]:
     FlashInfer and Triton allocate ``requests * width * context`` of them per backend, and FlashInfer a mask that no
     block uses. With a sliding window they hold a second list.
     """
-    full, own = (getattr(each, "full_attn_backend", each) for each in (backend, widest))  # of a hybrid
+    full, own = (getattr(each, "full_attn_backend", each) for each in (backend, widest))  # a hybrid wraps it
     held, allocate = getattr(own, "cuda_graph_kv_indices", None), full.init_cuda_graph_state
     held = held[0] if isinstance(held, list) and len(held) == 1 else held
     if isinstance(held, torch.Tensor) and not getattr(own, "sliding_window_size", None):
