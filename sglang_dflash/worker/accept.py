@@ -172,7 +172,7 @@ def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     indices = {name: rows for name in _MASK_ROWS if (rows := getattr(info, name)) is not None}
     if info.is_all_greedy and not indices:
         return info
-    given: dict[str, Any] = {name: getattr(info, name) for name in (*_PARAMETERS, "seeds")}
+    given: dict[str, Any] = {name: getattr(info, name, None) for name in (*_PARAMETERS, "seeds")}
     repeated = {name: each if each is None else each.repeat_interleave(width, 0) for name, each in given.items()}
     seeds = repeated.pop("seeds")
     for name, rows in indices.items():
