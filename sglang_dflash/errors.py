@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -70,9 +70,3 @@ builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 def first_true(reasons: Mapping[str, object]) -> str | None:
     """Return the first reason that applies, or None."""
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def raise_first_error(findings: Iterable[Finding]) -> None:
-    for finding in findings:
-        if finding.level == "error":
-            raise DFlashError(finding.value, finding.remedy)

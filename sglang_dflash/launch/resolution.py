@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.old_flags import explain_environment
@@ -131,7 +131,8 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:
     """Apply rules: raise an error, log the rest, and return whether SGLang's own worker serves."""
     for finding in judge(launch, rules):
-        raise_first_error((finding,))
+        if finding.level == "error":
+            raise DFlashError(finding.value, finding.remedy)
         if finding.level == "builtin":
             leave(server_args, finding.value)
             return True

@@ -23,7 +23,7 @@ from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.division import STATE_SHARE
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
@@ -31,7 +31,7 @@ from sglang_dflash.launch.plan import DraftWindow, context_window, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
-from tests.support.files import load_config, load_drafter
+from tests.support.files import load_config, load_drafter, raise_first_error
 
 SGLANGS = STATE_SHARE + 1e-9  # a ratio that is not the default decides alone
 CONTEXT = 262_144  # tokens of the longest request of each card's target

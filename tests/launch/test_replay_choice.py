@@ -9,7 +9,7 @@ import pytest
 
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.errors import DFlashError, Finding, raise_first_error
+from sglang_dflash.errors import DFlashError, Finding
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
@@ -20,6 +20,7 @@ from sglang_dflash.launch.states import record_length
 from tests.support import configs
 from tests.support.cards import NAMES, card
 from tests.support.configs import RULES, card_pair, launched
+from tests.support.files import raise_first_error
 
 FLAG = "--enable-linear-replayssm-spec"
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")

@@ -19,7 +19,7 @@ from sglang_dflash import enter
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
 from sglang_dflash.launch.launch import Launch
@@ -31,6 +31,7 @@ from sglang_dflash.upstream import attach_decision
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.configs import RULES, serving_plan, settings, target
+from tests.support.files import raise_first_error
 
 pytestmark = pytest.mark.sglang
 

@@ -20,7 +20,7 @@ from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.errors import Finding
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
@@ -28,6 +28,7 @@ from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
+from tests.support.files import raise_first_error
 
 _SHARED: dict[str, Any] = {
     "model_type": "qwen3",
