@@ -1,7 +1,5 @@
 """Causes of rejected drafts with their fixes, and the thresholds of a judgement."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 NOT_FINITE, LOAD, FLOAT16, QUANTISED_DRAFTER = "drafts not finite", "load", "float16", "quantised drafter"
@@ -11,7 +9,7 @@ THINKING = {True: "thinking on", False: "thinking off"}
 CONTEXT, OTHER_TARGET = "context beyond the drafter's", "drafter of another target"
 DRAFTER, QUANTISED_TARGET, SAMPLING = "drafter", "quantised target", "sampling"
 
-# In the order of suspicion. Causes after `drafter` rarely cost this much alone.
+# The likeliest first. Causes after `drafter` rarely suffice alone.
 FIXES = {
     NOT_FINITE: "compare the drafter's dtype and files with its card",
     STALE_DRAFTER: "update the drafter too (/update_weights_from_tensor with selector draft)",

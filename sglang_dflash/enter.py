@@ -1,4 +1,4 @@
-"""Which hooks each process of a server gets because of its plan, and the worker class of a scheduler."""
+"""Hooks of each process of a server by its plan, and the worker class of a scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import old_flags, resolution
 from sglang_dflash.launch.launch import OUR_BACKEND
 from sglang_dflash.launch.plan import Decision, ServingPlan, decision_of
-from sglang_dflash.model import capture, configuration
+from sglang_dflash.model import loading
 from sglang_dflash.upstream import check_version, hooks
 from sglang_dflash.upstream.hooks import Hooks, install
 from sglang_dflash.upstream.names import HookRegistry
@@ -31,16 +31,15 @@ def enter_process(_: Any, __: Any, server_args: ServerArgs, *, role: str, **___:
         HookRegistry.apply_hooks()
     if decision_of(server_args).plan is None:
         return
-    from sglang_dflash.features import reports, streams
-    from sglang_dflash.features.updates import requests as updates
+    from sglang_dflash.features import sglang_reports, streams, weight_updates
 
     if role == "tokenizer":
-        install(reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, updates.TOKENIZER_HOOKS)
+        install(sglang_reports.TOKENIZER_HOOKS, streams.TOKENIZER_HOOKS, weight_updates.TOKENIZER_HOOKS)
     elif role == "detokenizer":
         install(streams.DETOKENIZER_HOOKS)
 
 
-def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
+def create_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm, server_args: ServerArgs) -> type:
     """Hook around ``SpeculativeAlgorithm.create_worker``: return our class, with its hooks installed, for a plan."""
     if algorithm.is_dflash():
         decided = decision_of(server_args)
@@ -48,14 +47,14 @@ def choose_worker(original: Callable[..., type], algorithm: SpeculativeAlgorithm
             compare_nodes(decided)
         if decided.plan is not None:
             enter_scheduler(decided.plan)
-            return our_worker()
+            return import_worker()
         if decided.reason is None:
             resolution.leave(server_args, "its arguments were resolved in a process without the plugin dflash")
     return original(algorithm, server_args)
 
 
 def compare_nodes(decided: Decision) -> None:
-    """Raise DFlashError if the nodes of a server have different plans, which would deadlock: each makes its own."""
+    """Raise DFlashError if the nodes of a server decided different plans, which would deadlock."""
     from sglang.srt.distributed.parallel_state import get_world_group
 
     mine = {"version": __version__, "SGLang's worker": decided.reason}
@@ -71,22 +70,22 @@ def compare_nodes(decided: Decision) -> None:
             )
 
 
-HOOKS = Hooks(  # of every process, before there is a plan
+HOOKS = Hooks(  # in every process, before the plan exists
     before={
-        "configs.model_config.ModelConfig.__init__": configuration.override_drafter,
-        "configs.model_config.ModelConfig._derive_context_length": configuration.lift_context,
+        "configs.model_config.ModelConfig.__init__": loading.override_drafter,
+        "configs.model_config.ModelConfig._derive_context_length": loading.lift_context,
     },
-    around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": choose_worker},
+    around={"speculative.spec_info.SpeculativeAlgorithm.create_worker": create_worker},
     after={
         "server_args.ServerArgs.add_cli_args": old_flags.accept_old_flags,
         "runtime_context._configure_context": enter_process,
     },
 )
 _PARTS = "model_executor.model_runner_components"
-SCHEDULER_HOOKS = Hooks(  # also where SGLang's own worker serves; importing their targets initialises a GPU
+SCHEDULER_HOOKS = Hooks(  # with SGLang's own worker too; importing their targets initialises a GPU
     around={
-        f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": capture.capture_layers,
-        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": capture.capture_without_drafter,
+        f"{_PARTS}.attention_backend_setup.configure_aux_hidden_state_capture": loading.capture_layers,
+        f"{_PARTS}.spec_aux_hidden_state._resolve_dflash_aux_hidden_state": loading.capture_without_drafter,
     }
 )
 
@@ -95,12 +94,13 @@ def enter_scheduler(plan: ServingPlan) -> None:
     """Install the hooks of the features that a plan has, in a scheduler."""
     from sglang.srt.runtime_context import get_exec
 
-    from sglang_dflash.features import hidden, pools, ranks, reports, requests, streams, tails, transfer, window
+    from sglang_dflash.features import hidden, pool_sizes, ranks, requests, streams, tails, transfer, window
+    from sglang_dflash.features import sglang_reports as reports
     from sglang_dflash.features import verify_attention as attention
+    from sglang_dflash.features import weight_updates as updates
     from sglang_dflash.features.exact import rows, stepped
-    from sglang_dflash.features.updates import writes
     from sglang_dflash.states import replay, verify
-    from sglang_dflash.step import state
+    from sglang_dflash.step import draft_state
     from sglang_dflash.worker.start import graphs
 
     tables = {
@@ -108,16 +108,16 @@ def enter_scheduler(plan: ServingPlan) -> None:
         streams.HOOKS: True,
         reports.HOOKS: True,
         reports.WIDTH_HOOKS: plan.widths is not None,
-        state.HOOKS: True,
+        draft_state.HOOKS: True,
         graphs.HOOKS: True,
-        writes.HOOKS: True,
+        updates.HOOKS: True,
         hidden.HOOKS: get_exec().features.return_hidden_states_mode,
         attention.HOOKS: plan.verify_attention,
         rows.HOOKS: plan.exact,
         stepped.HOOKS: plan.exact and plan.replay,
         verify.HOOKS: plan.replay and not plan.exact,
         replay.HOOKS: plan.replay,
-        pools.HOOKS: plan.replay,
+        pool_sizes.HOOKS: plan.replay,
         window.HOOKS: plan.window is not None,
         tails.HOOKS: plan.window is not None and plan.window.cached,
         transfer.RING_HOOKS: plan.window is not None and plan.role != "null",
@@ -127,7 +127,7 @@ def enter_scheduler(plan: ServingPlan) -> None:
     install(*(table for table, applies in tables.items() if applies))
 
 
-def our_worker() -> type:
+def import_worker() -> type:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.models.registry import ModelRegistry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -42,14 +42,12 @@ class Finding:
         value: the fact, or what is wrong.
         remedy: as in :class:`DFlashError`.
         about: the heading under which ``check`` prints it.
-        estimated: whether it depends on estimated sizes.
     """
 
     level: Level
     value: str
     remedy: str = ""
     about: str = ""
-    estimated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", printable(self.value))  # may quote a file
@@ -63,8 +61,8 @@ class Finding:
 
 
 ok = partial(Finding, "ok")
-note = partial(Finding, "note")  # never changes the exit status of ``check``
-warn = partial(Finding, "warn")  # about a pair or flag that is served nevertheless
+note = partial(Finding, "note")  # does not change the exit status of ``check``
+warn = partial(Finding, "warn")  # about a pair or flag that is served
 error = partial(Finding, "error")
 builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 
@@ -72,10 +70,3 @@ builtin = partial(Finding, "builtin")  # why SGLang's own worker serves
 def first_true(reasons: Mapping[str, object]) -> str | None:
     """Return the first reason that applies, or None."""
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def raise_first_error(findings: Iterable[Finding]) -> None:
-    """Raise the first error that does not depend on an estimate."""
-    for finding in findings:
-        if finding.level == "error" and not finding.estimated:
-            raise DFlashError(finding.value, finding.remedy)

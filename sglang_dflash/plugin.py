@@ -3,8 +3,6 @@
 SGLang's plugin loader only logs exceptions, so argument resolution refuses DFLASH if registration fails.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable
@@ -19,9 +17,9 @@ _registered = False
 
 
 def load_before_resolution() -> None:
-    """Make the first step of argument resolution load plugins; many entries of SGLang load them later or never.
+    """Make the first step of argument resolution load plugins, which many entries of SGLang load later or never.
 
-    ``import sglang`` calls every platform entry point, in every process. This one is no platform, so it returns None.
+    ``import sglang`` calls every platform entry point, in every process. This one returns None, as it is no platform.
     """
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
@@ -36,7 +34,7 @@ def _load_plugins_first(server_args: Any, previous: Callable[[Any], None]) -> No
 
 
 def register() -> None:
-    """Register what precedes a serving plan, once per process."""
+    """Register the hooks that run before a serving plan exists, once per process."""
     global _registered
     if _registered:
         return

@@ -1,4 +1,4 @@
-"""Commands for people, never imported by a server."""
+"""Commands for people. No server imports them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -44,7 +44,7 @@ class Advice:
 
 
 def more_requests(launch: Launch, served: Pools) -> list[Advice]:
-    """Return the mildest value of each flag that lets all requests run, or else the most.
+    """Return the mildest value of each flag that lets all requests run, or else as many as possible.
 
     If no request fits, also the flags of a card that is nearly full of weights, and the number of GPUs that is enough.
     """

@@ -18,12 +18,6 @@ from sglang_dflash.check.machine import GPUS
 if TYPE_CHECKING:
     from sglang_dflash.check.diagnose.verdict import Diagnosis
 
-SUMMARIES = {
-    "check": "Check a pair, its memory and server flags before a start.",
-    "doctor": "Check which worker serves DFLASH here, and with which versions.",
-    "diagnose": "Measure how much drafting helps on a running server.",
-    "version": "Print the versions of this package and of SGLang.",
-}
 OTHER_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 ANY_ARGUMENTS = {**OTHER_ARGUMENTS, "help_option_names": []}
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -39,7 +33,7 @@ def main() -> None:
     """
 
 
-@app.command(short_help=SUMMARIES["check"], context_settings=OTHER_ARGUMENTS)
+@app.command(context_settings=OTHER_ARGUMENTS)
 def check(
     words: Annotated[
         list[str],
@@ -56,21 +50,20 @@ def check(
         typer.Option(help="Check against this much memory: of --gpu, a Hopper GPU, or a CPU with --device cpu."),
     ] = None,
     gpu: Annotated[
-        str | None,
-        typer.Option(help=f"Check this GPU instead of the local one: {', '.join(GPUS)}, or its end (4090)."),
+        str | None, typer.Option(help=f"Check this GPU instead of the local one: {', '.join(GPUS)}, or its end (4090).")
     ] = None,
     users: Annotated[
         int | None, typer.Option(min=1, help="Concurrent requests: use the block that the drafter's card had fastest.")
     ] = None,
 ) -> None:
-    """Check a pair and server flags before starting a server: compatibility, memory and flags.
+    """Check a pair, its memory and server flags before a start.
 
     Only configurations and safetensors headers are read. The first line is the verdict. Exit status: 0 no problem,
     1 warnings, 2 errors.
 
     Example: sglang-dflash check Qwen/Qwen3.5-4B z-lab/Qwen3.5-4B-DFlash
     """
-    gc.disable()  # imports make a million objects that stay: a sixth of the time
+    gc.disable()  # imports allocate a million objects that stay: a sixth of the run time
     try:
         from sglang_dflash.check.command import examine
 
@@ -81,12 +74,12 @@ def check(
     raise typer.Exit(report.exit_code)
 
 
-@app.command(short_help=SUMMARIES["doctor"])
+@app.command()
 def doctor(
     as_json: JSON = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="List what is patched in SGLang.")] = False,
 ) -> None:
-    """Check this environment: which worker would serve DFLASH, on which device, and which versions are untested.
+    """Check which worker serves DFLASH here, and with which versions.
 
     Load SGLang's plugins as a launch does, without a model. Exit status: 0 this package would serve DFLASH, 1 it would
     not (the first line gives the reason).
@@ -108,16 +101,16 @@ async def _diagnose(url: str, key: str | None, tokens: int, context: int, second
         return await examine_server(client, tokens, context, seconds, lambda line: typer.echo(line, err=as_json))
 
 
-@app.command(short_help=SUMMARIES["diagnose"])
+@app.command()
 def diagnose(
     url: Annotated[str, typer.Argument(help="The server, for example http://127.0.0.1:30000.")],
     api_key: Annotated[str | None, typer.Option(help="API key of the server.")] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Maximum tokens per answer.")] = 128,
     context: Annotated[int, typer.Option(min=1, help="Approximate length of the long prompts, in tokens.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest duration: a slow server answers less.")] = 120,
+    seconds: Annotated[float, typer.Option(min=1, help="Maximum duration; a slow server gets fewer prompts.")] = 120,
     as_json: JSON = False,
 ) -> None:
-    """Diagnose a running DFLASH server: how much does drafting help, and what limits it?
+    """Measure how much drafting helps on a running server, and what limits it.
 
     Print the server's state, then send it up to 36 short prompts. An interruption, such as Ctrl-C, ends with a partial
     verdict. Exit status: 0 no problem, 1 a problem (the verdict says what to change), 2 no DFLASH server at this
@@ -135,9 +128,9 @@ def diagnose(
     raise typer.Exit(1 if report.verdict else 0)
 
 
-@app.command(short_help=SUMMARIES["version"])
+@app.command()
 def version() -> None:
-    """Print the package version, the SGLang version it targets and the one installed.
+    """Print the versions of this package and of SGLang.
 
     Example: sglang-dflash version
     """

@@ -1,7 +1,5 @@
 """``sglang-dflash check``: from the words of a command line to a report."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -66,7 +64,7 @@ def split(words: Sequence[str]) -> tuple[str | None, str | None, list[str]]:
 
 
 def _fastest_block(drafter: str, users: int) -> tuple[int | None, Finding]:
-    """Return the block that was fastest in most tasks of the drafter's card, or None, and what the card says."""
+    """Return the block that was fastest in most tasks of the drafter's card, or None, and a note about the card."""
     card = (card_of_drafter(drafter) if drafter else None) or {"drafter": drafter or "no drafter", "speed": []}
     rows = [row for row in card["speed"] if row["arm"] == "dflash"]
     here = sorted((row for row in rows if row["concurrency"] == users), key=itemgetter("tokens_per_s"))
@@ -89,7 +87,7 @@ def _start_command(target: str | None, drafter: str | None, flags: Sequence[str]
 
 
 def _problem_here(device: Device) -> DFlashError | None:
-    if device.is_local:  # if the driver does not respond, torch would hang too
+    if device.is_local:  # torch would hang if the driver does not respond
         return why_no_accelerator(device.name) if device.memory else None
     cpu_platform = any(plugin.name == "dflash_cpu" for plugin in installed_plugins())
     return None if cpu_platform else why_no_accelerator(None)

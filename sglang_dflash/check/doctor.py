@@ -1,7 +1,5 @@
 """``sglang-dflash doctor``: which worker would serve DFLASH on this machine."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,7 @@ from sglang_dflash.launch.settings import SWITCH, Settings
 from sglang_dflash.launch.which_worker import ON_ROCM
 from sglang_dflash.upstream import TESTED_SGLANG, check_version, installed_version
 
-# by common name
+# distributions by common name
 PARTS = {
     "SGLang": "sglang",
     "torch": "torch",
@@ -38,7 +36,7 @@ class Installation:
     device: Device
     versions: dict[str, str | None]
     problem: DFlashError | None
-    patched: Sequence[str] = ()  # of SGLang, in this process
+    patched: Sequence[str] = ()  # names of SGLang that this process patches
 
     @property
     def worker(self) -> str:
@@ -59,11 +57,8 @@ class Installation:
     def as_json(self) -> dict[str, Any]:
         problem = self.problem and {"value": self.problem.problem, "fix": self.problem.remedy}
         found = {"problem": problem, "worker": self.worker, "device": asdict(self.device), "untested": self.untested}
-        return (
-            found
-            | {"folder": __path__[0], "plugins": _other_plugins(), "versions": self.versions}
-            | {"patched": self.patched}
-        )
+        found |= {"folder": __path__[0], "plugins": _other_plugins(), "versions": self.versions}
+        return found | {"patched": self.patched}
 
     def lines(self, *, verbose: bool = False) -> Iterator[str]:
         if self.problem is None:

@@ -1,7 +1,5 @@
 """The server flags of a command line, read by SGLang's own parser."""
 
-from __future__ import annotations
-
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,9 @@ _COUNTED_IN_PART = {"enable_lora", "enable_mixed_chunk", "enable_hierarchical_ca
 # neither memory nor kernels, in addition to SGLang's groups `Serving` and `Observability`
 _SILENT = {"download_dir", "load_format", "max_queued_requests", "random_seed", "schedule_policy", "sleep_on_idle"}
 _SILENT |= {"speculative_algorithm", "speculative_draft_load_format", "trust_remote_code", "watchdog_timeout"}
-_WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}  # SGLang sets both for DFLASH
+# SGLang sets the first two for DFLASH; each committed token is the target's own draw
+_WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}
+_WITHOUT_EFFECT |= {"speculative_use_rejection_sampling", "speculative_use_block_verification"}
 _PATH = ("/", "./", "../", "~")
 
 
@@ -51,7 +51,7 @@ def merged(flags: Sequence[str]) -> list[str]:
     """Return the flags behind those of a ``--config`` file, as SGLang merges them; DFlashError for a bad file."""
     if "--config" not in flags:
         return list(flags)
-    from sglang_dflash.upstream.flags import ConfigArgumentMerger, yaml
+    from sglang_dflash.upstream.names import ConfigArgumentMerger, yaml
 
     try:
         return [*ConfigArgumentMerger(sglang_parser()).merge_config_with_args(list(flags))]
@@ -71,7 +71,12 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     parser = sglang_parser()
     args, unknown = parser.parse_known_args([*own, *flags])
     if unknown:
-        _refuse_unknown(unknown[0], [*parser._option_string_actions])
+        word, known = unknown[0].partition("=")[0], list(parser._option_string_actions)
+        near = [_ADAPTIVE] if word.endswith(_FORKS_WIDTH) else get_close_matches(word, known, 1, _MISSPELT)
+        if not word.startswith("-"):
+            raise DFlashError(f"the word {word!r} belongs to no flag", remedy="leave it out, or put its flag before it")
+        remedy = ", or ".join([*(f"set {flag}" for flag in near), "leave the flag out"])
+        raise DFlashError(f"SGLang {TESTED_SGLANG} has no flag {word}", remedy=remedy)
     for name, value in vars(args).items():
         if value == [] and parser.get_default(name) != []:  # argparse's reading of "--flag=--"
             parser.error(f"{flag_of(name)}: expected one argument")
@@ -90,7 +95,7 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
 
 def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
     """Yield a note that names the given arguments that ``check`` has not read, if they can matter."""
-    from sglang_dflash.upstream.flags import Observability, Serving
+    from sglang_dflash.upstream.names import Observability, Serving
 
     read = settings.read - _COUNTED_IN_PART | _SILENT | Serving.__annotations__.keys()
     read |= Observability.__annotations__.keys()
@@ -103,18 +108,3 @@ def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
             remedy="read the memory that the server logs at its start",
             about="flags not counted",
         )
-
-
-def _refuse_unknown(word: str, known: list[str]) -> NoReturn:
-    if not word.startswith("-"):
-        raise DFlashError(
-            f"the word {word!r} belongs to no flag",
-            remedy="leave it out, or put its flag before it; the models come first",
-        )
-    name = word.partition("=")[0]
-    matches = [_ADAPTIVE] if name.endswith(_FORKS_WIDTH) else get_close_matches(name, known, 1, _MISSPELT)
-    similar = next(iter(matches), None)
-    raise DFlashError(
-        f"SGLang {TESTED_SGLANG} has no flag {name}",
-        remedy=f"set {similar}, or leave the flag out" if similar else "leave the flag out",
-    )

@@ -1,7 +1,5 @@
 """The device that serves a pair."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -52,17 +50,17 @@ GPUS = {
 def find_gpu(base_gpu_id: int = 0) -> Device | None:
     """Return the GPU of a server's first rank; None without a driver, unknown if torch cannot use it.
 
-    A separate process asks: one that has initialised CUDA cannot fork others that use it.
+    A separate process reads it: after CUDA is initialised, a process cannot fork others that use CUDA.
     """
     if not any(path.exists() for path in _DRIVER):
         return None
     command = [sys.executable, "-c", _ASK_TORCH, str(base_gpu_id)]
-    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        answer, _ = asked.communicate(timeout=_SECONDS)
+        answer, _ = child.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        asked.kill()  # without waiting: a process that hangs in the driver does not end
-    if asked.returncode != 0:
+        child.kill()  # do not wait: a process that hangs in the driver does not end
+    if child.returncode != 0:
         return replace(UNKNOWN_GPU, is_local=True)
     found = json.loads(answer)
     return Device(**{**found, "capability": found["capability"] and tuple(found["capability"])})
@@ -72,7 +70,8 @@ def gpu_named(name: str) -> Device:
     """Return the GPU of a name in :data:`GPUS` or of its end, such as ``4090``; DFlashError for any other name."""
     wanted = _plain(name)
     exact = [device for key, device in GPUS.items() if _plain(key) == wanted]
-    ends = {key: device for key, device in GPUS.items() if wanted and _ends(key, device, wanted)}
+    names = {key: (_plain(key), _plain(device.name)) for key, device in GPUS.items() if wanted}
+    ends = {key: GPUS[key] for key, each in names.items() if any(name.endswith(wanted) for name in each)}
     found = exact or [*ends.values()]
     if len(found) != 1:
         amd = wanted.removeprefix("amd").startswith(_AMD)
@@ -80,10 +79,6 @@ def gpu_named(name: str) -> Device:
         value = f"--gpu {name} {'may be ' + ' or '.join(ends) if ends else unknown}"
         raise DFlashError(value, remedy=f"name one of {', '.join(GPUS)}; add --memory-gib for another size")
     return found[0]
-
-
-def _ends(key: str, device: Device, wanted: str) -> bool:
-    return _plain(key).endswith(wanted) or _plain(device.name).endswith(wanted)
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,5 @@
 """Expected memory of one rank, from settings, configurations and headers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -14,16 +12,15 @@ from sglang_dflash.errors import Finding, note, warn
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.division import EVICTED, SLIDING_SHARE, STATE_SHARE, size
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.layers import count
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import in_transfer, slots_per_request
-from sglang_dflash.launch.sizes import dtype_bytes, heads_per_rank, state_bytes, target_kv_per_token
+from sglang_dflash.launch.sizes import count, dtype_bytes, heads_per_rank, state_bytes, target_kv_per_token
 from sglang_dflash.launch.states import CONV_DTYPE, ring_length, state_dtype
 from sglang_dflash.launch.which_worker import unproven_kind
 
 MEM_FRACTION = 0.85  # assumed; SGLang computes one from the device and its graphs
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_LEAST_LEFT = 1 / 3  # of SGLang's estimate: published launches leave 0.4 of it or more
+_LEAST_LEFT = 1 / 3  # share of SGLang's estimate: published launches leave 0.4 of it or more
 # --quantization of plain weights at the start -> bytes per element of linear layers; others are not counted
 _ONLINE = {"fp8": 1.0, "mxfp8": 33 / 32, "bitsandbytes": 9 / 16}
 _UNQUANTISED = ("embed", "lm_head", "norm", "conv", "router", ".gate.")  # parts of names
@@ -140,14 +137,14 @@ def sizing_of(launch: Launch, plan: ServingPlan) -> Sizing:
 def _indices(launch: Launch, plan: ServingPlan) -> int:
     """Return the bytes per token of a context that CUDA graphs list once per block position, for all widths together.
 
-    FlashInfer's indices have 32 bits, and a mask of a byte beside them; Triton's have 64 (``init_cuda_graph_state``).
+    FlashInfer's indices have 32 bits, and a mask has one byte per index; Triton's have 64 (``init_cuda_graph_state``).
     """
     if launch.device.kind == "cpu":
         return 0
     settings, each = launch.settings, {"flashinfer": 4 + 1, "triton": 8}
-    asked = settings.decode_attention_backend or settings.attention_backend
-    target = each.get(asked or default_backend(launch.text, launch.device), 0)
-    return plan.block * target + plan.drafted * plan.has_drafter * each.get(str(launch.draft_backend), 0)
+    chosen = settings.decode_attention_backend or settings.attention_backend
+    target = each.get(chosen or default_backend(launch.text, launch.device), 0)
+    return plan.block * target + plan.drafter_width * plan.has_drafter * each.get(str(launch.draft_backend), 0)
 
 
 def _sliding_cap(launch: Launch, window: int) -> int | None:
@@ -182,7 +179,7 @@ def is_weighed(launch: Launch) -> bool:
 
 
 def _target_weights(launch: Launch, dtype: str) -> int:
-    # all ranks divide MLPs; ranks that serve the same requests divide the rest
+    # all ranks divide MLPs; the ranks of a group divide the rest
     settings, whole = launch.settings, _all_bytes(launch, dtype)
     mlp = _mlp_bytes(launch, dtype) if settings.groups > 1 else whole
     return mlp // settings.tp_size + (whole - mlp) // settings.sharing

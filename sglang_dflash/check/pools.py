@@ -4,8 +4,6 @@ SGLang 0.5.23 (``kv_cache_configurator.py``, ``_handle_max_mamba_cache``) gives 
 ``mamba_full_memory_ratio`` parts to one part of K/V, and charges verify scratch to the states.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -30,20 +28,20 @@ class Sizing:
     target_kv: int  # per token, without sliding layers that have their own pool
     draft_kv: int  # per token
     block: int  # positions
-    slots_per_request: int  # of recurrent states
-    context: int  # of the longest request
+    slots_per_request: int  # recurrent states
+    context: int  # tokens of the longest request
     max_running: int  # requested
     state: int = 0  # recurrent, of a request
-    scratch: int = 0  # of a request in a verify
+    scratch: int = 0  # buffers of a request in a verify
     records: int = 0  # part of the scratch that a replay reads
     state_share: float = STATE_SHARE  # --mamba-full-memory-ratio
     max_tokens: int | None = None  # --max-total-tokens
     max_states: int | None = None  # --max-mamba-cache-size
     page: int = 1  # tokens
-    window: DraftWindow | None = None  # whose slots the drafter's K/V have, else the target's
+    window: DraftWindow | None = None  # sizes the drafter's K/V; None: as many slots as the target
     in_transfer: int | None = None  # requests with rows in addition to running ones
     copies: bool = False
-    sliding_kv: int = 0  # per token of sliding layers in a pool of their own
+    sliding_kv: int = 0  # per token of sliding layers, if they have a pool
     sliding_window: int = 0  # tokens before a query
     sliding_share: float = SLIDING_SHARE  # tokens per token of the full layers
     sliding_cap: int | None = None  # tokens for all requests, in place of the share
@@ -134,7 +132,7 @@ class Pools:
 
     @property
     def capped_by(self) -> Literal["--max-running-requests", "verify scratch", "recurrent states", "tokens of K/V"]:
-        """What prevents one more request. States and scratch share a budget: the larger of the two."""
+        """The pool that is full first. States and scratch share a budget: the larger of the two."""
         if self.running >= self.sizing.max_running:
             return "--max-running-requests"
         if not self.sizing.state or self.held < self.state_slots // self.sizing.slots_per_request:
@@ -169,7 +167,7 @@ def _fit_tokens(sizing: Sizing, rest: float) -> tuple[int, int]:
 def _fit_states(sizing: Sizing, rest: float) -> tuple[int, int, float]:
     """Return state slots, running requests, and the bytes left for K/V.
 
-    SGLang omits convolution columns and requests in transfer; ``features/pools.py`` subtracts them.
+    SGLang omits convolution columns and requests in transfer; ``features/pool_sizes.py`` subtracts them.
     """
     rows = sizing.max_running + 1
     rest -= rows * (sizing.scratch - sizing.records) + (sizing.in_transfer or 0) * sizing.scratch

@@ -1,7 +1,5 @@
 """The preflight of ``sglang-dflash check``, and its report as text and JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +20,7 @@ from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 
 TITLE = 72  # columns before the verdict
-MIN_LENGTH = 2048  # for a prompt and a short answer
+MIN_LENGTH = 2048  # tokens of a prompt and a short answer
 _RUNNING, _LENGTH = "running requests", "tokens per request"
 _NAME = 36  # columns before a value
 _FLAG = 48  # columns of proposed flags
@@ -37,7 +35,7 @@ class Report:
     memory: Pools | None = None
     advice: Sequence[Advice] = ()
     replicas: int = 1  # servers behind one address
-    command: str = ""  # that starts a server, without proposed flags
+    command: str = ""  # starts a server, without proposed flags
 
     @property
     def counts(self) -> Counter[str]:
@@ -49,7 +47,7 @@ class Report:
 
     @property
     def proposed(self) -> Advice | None:
-        """What lets most requests run on this GPU, if none fits without it."""
+        """The advice that lets most requests run on this GPU, if none fits without it."""
         if self.memory is None or not self.memory.static_bytes or self.memory.running:
             return None
         return max((each for each in self.advice if each.gpus == 1), key=attrgetter("running"), default=None)
@@ -155,7 +153,7 @@ def _memory_rows(pools: Pools) -> Iterator[tuple[str, object]]:
     if pools.tokens:
         yield "sum", size(sum(pools.bytes.values()))
     if pools.running and (each := pools.sizing.indices):
-        yield "indices of CUDA graphs, beside it", f"{size(pools.running * each):10} ({size(each)} per request)"
+        yield "indices of CUDA graphs, outside it", f"{size(pools.running * each):10} ({size(each)} per request)"
 
 
 def _pools_json(pools: Pools) -> dict[str, Any]:
@@ -182,7 +180,7 @@ def preflight(settings: Settings, device: Device) -> Report:
         about = "configuration"
         findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
         if _goes_on(findings):
-            findings += [*_check_stages(settings), *judge(launch, LATE)]
+            findings += judge(launch, LATE)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, about)])
     if not _goes_on(findings):
@@ -193,15 +191,10 @@ def preflight(settings: Settings, device: Device) -> Report:
     try:
         memory = predict(launch, plan)
     except DFlashError as refused:  # SGLang may have better sizes
-        return Report([*findings, replace(Finding.of(refused, "memory"), estimated=True)], plan)
+        return Report([*findings, Finding.of(refused, "memory")], plan)
     advice = more_requests(launch, memory)
     findings += [*check_fraction(launch), *uncounted(launch), *_sizes(launch, memory, advice)]
     return Report(findings, plan, memory, advice, settings.replicas)
-
-
-def _check_stages(settings: Settings) -> Iterator[Finding]:
-    if settings.pp_size > 1:
-        yield error("DFLASH needs one pipeline stage", remedy="leave --pp-size out", about="pipeline stages")
 
 
 def _goes_on(findings: Iterable[Finding]) -> bool:
@@ -216,7 +209,7 @@ def _left(finding: Finding) -> Finding:
 
 
 def _one_cause(findings: Sequence[Finding], target: str) -> list[Finding]:
-    """Join what another target's drafter breaks into one error."""
+    """Join the errors of a drafter of another target into one."""
     wrong = [finding for finding in findings if finding.level == "error" and finding.remedy == ITS_DRAFTER]
     if not wrong:
         return list(findings)
@@ -236,9 +229,8 @@ def _sizes(launch: Launch, pools: Pools, advice: Sequence[Advice]) -> Iterator[F
     weights, static = pools.sizing.weights, pools.static_bytes
     if is_weighed(launch) and weights < static:
         yield ok(f"{size(weights)} of {size(static)}", about="weights")
-    is_estimate = not is_weighed(launch) or weights < static
-    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING, estimated=is_estimate)
-    yield replace(_tokens(pools, smaller), about=_LENGTH, estimated=True)
+    yield replace(_running(launch, pools, advice, smaller), about=_RUNNING)
+    yield replace(_tokens(pools, smaller), about=_LENGTH)
 
 
 def _running(launch: Launch, pools: Pools, advice: Sequence[Advice], smaller: str) -> Finding:

@@ -3,8 +3,6 @@
 Models are untrusted downloads, so sizes are checked before files are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -150,12 +148,12 @@ class ModelFiles:
         return read_object(file) if file.is_file() else None
 
     def _headers(self) -> dict[str, TensorHeader]:
-        files = _weight_files(self.folder)
+        files = sorted(file for file in self.folder.glob(f"*{_WEIGHTS}") if file.is_file())
         if self.index is not None:
             shards, index = self.index.get("weight_map"), self.folder / INDEX
             if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
                 raise _unreadable(index, "has no weight_map of file names")
-            # SGLang joins the names to the folder: a path could name any file of the machine
+            # SGLang joins the names to the folder, so a path could name any file of the machine
             if strange := sorted(set(shards.values()) - {file.name for file in files}):
                 problem = f"names {strange[0]!r}, which is no safetensors file of the model's folder"
                 raise _unreadable(index, problem)
@@ -179,7 +177,7 @@ class ModelFiles:
 
 @cache
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, or None. The hub's client would wait forever behind a firewall."""
+    """Return why the hub cannot be reached, or None. Behind a firewall the hub's client would wait forever."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
@@ -207,7 +205,7 @@ def plain_view(files: ModelFiles) -> Path | None:
         source = Path(hub.snapshot_download(files.name, revision=files.revision, allow_patterns=patterns))
     others = (file for file in source.iterdir() if file.name.endswith(_LINKED) and file.name != CONFIG)
     linked = sorted(file for file in others if file.is_file())
-    # other content gets another folder, as a server may still load from this one
+    # another content gets another folder: a server may still load from this one
     stamps = [(file.name, file.stat().st_mtime_ns) for file in linked]
     content = json.dumps([str(source.resolve()), files.config, stamps])
     views = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-dflash" / "drafters"
@@ -262,10 +260,6 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _unreadable(source, f"holds a {type(found).__name__}, not a JSON object")
     return found
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob(f"*{_WEIGHTS}") if file.is_file())
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:

@@ -6,12 +6,10 @@ transformers may drop ``sliding_window``, although ``layer_types`` names sliding
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.formats import (
     FULL,
     SLIDING,
@@ -21,12 +19,9 @@ from sglang_dflash.drafter.formats import (
     kind_left_to_builtin,
     plain_form,
     require,
-    text_config,
 )
 from sglang_dflash.drafter.quantisation import quantization
 from sglang_dflash.errors import DFlashError
-
-__all__ = ["DrafterConfig", "load_config", "text_config"]
 
 # sizes in a file are multiplied and allocated
 _MAX_LAYERS = 1024
@@ -79,7 +74,7 @@ class DrafterConfig(BaseModel):
     attention_bias: bool = False
     rope_theta: _Number
     partial_rotary_factor: _Number = 1.0
-    rope_dim: _Count | None = None  # the trained width; partial_rotary_factor is then a copy of the target's
+    rope_dim: _Count | None = None  # the trained width; then partial_rotary_factor is the target's
     rope_scaling: dict[str, Any] | None = None
     input_scale: _Number = Field(1.0, alias="input_embedding_scale")
     output_multiplier: _Number = 1.0
@@ -123,10 +118,6 @@ class DrafterConfig(BaseModel):
             vocab_size=flat(target).get("vocab_size"),
             max_position_embeddings=_MAX_POSITIONS,
         )
-
-    @classmethod
-    def load(cls, path: str | Path) -> DrafterConfig:
-        return cls.from_dict(load_config(path))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> DrafterConfig:
@@ -216,7 +207,3 @@ def _check_together(found: DrafterConfig, keys: Mapping[str, Any], *, selects: b
         check(found.draft_vocab_size is None, "draft_vocab_size", "the whole vocabulary with a candidate selector")
         check(found.selector_rank, "selector_rank", "the columns of the selector's codebooks")
         check(0 < found.selector_top_k <= whole, "selector_top_k", f"candidates, up to vocab_size {whole}")
-
-
-def load_config(path: str | Path) -> dict[str, Any]:
-    return ModelFiles(str(path)).published

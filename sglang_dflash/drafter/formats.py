@@ -1,7 +1,5 @@
 """Drafter configurations: the keys of ``config.json``, other trainers' forms, and other types of drafters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +11,7 @@ ARCHITECTURES = (PLAIN, "DFlash2DraftModel", "DFlash2BeamDraftModel", "MiniMaxDF
 INPUT_SCALE, OUTPUT_SCALES = "input_embedding_scale", ("output_multiplier", "logit_scale")
 SOFTCAP = "final_logit_softcapping"
 
-# of drafters with additional layers or inputs
+# keys of drafters with additional layers or inputs
 _OTHER_KEYS = (
     "lilicorr_hidden_size",
     "has_embed_tokens",
@@ -90,7 +88,7 @@ def plain_form(config: Mapping[str, Any]) -> Mapping[str, Any]:
             raise DFlashError(f"unsupported drafter type: {kind}", remedy=_OTHERS)
     changes: dict[str, Any] = {"architectures": [_CLASSES[name]]} if name in _CLASSES else {}
     if name in _AUTOMODEL_CLASSES and isinstance(dflash, Mapping) and dflash.get("causal") is True:
-        # left over from the DFlash recipe that AutoModel's JetSpec recipe extends
+        # AutoModel's JetSpec recipe extends its DFlash recipe and leaves this key
         changes["is_causal"] = True
     window, types = keys.get("swa_window_size"), keys.get("layer_types")
     if keys.get("use_swa") and window is not None and isinstance(types, list) and set(map(str, types)) == {FULL}:

@@ -1,6 +1,4 @@
-"""How a checkpoint is quantised, by its files. SGLang's quantised layers read the weights."""
-
-from __future__ import annotations
+"""How a checkpoint's files declare its quantisation. SGLang's quantised layers load the weights."""
 
 from collections.abc import Mapping
 from typing import Any

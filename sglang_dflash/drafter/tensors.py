@@ -1,7 +1,4 @@
-"""The tensors of a drafter checkpoint. Others are refused: a drafter without its extra weights would silently draft
-badly."""
-
-from __future__ import annotations
+"""The tensors of a drafter checkpoint. Unexpected ones are refused: a drafter without extra weights drafts badly."""
 
 import pickle
 from collections import defaultdict
@@ -103,11 +100,11 @@ def plain_modules(headers: Mapping[str, TensorHeader]) -> frozenset[str]:
 
 
 class LoadReport:
-    """What of a drafter's checkpoint fits its configuration and, when it is loaded, the model.
+    """Compares a drafter's checkpoint with its configuration and, when it is loaded, with the model.
 
     Args:
-        parameters: names of the model's parameters. They state the tensors of a quantised layer, of which headers alone
-            show only that there are any.
+        parameters: names of the model's parameters, which list the tensors of each quantised layer. Without them, a
+            quantised layer needs at least one tensor.
     """
 
     def __init__(self, config: DrafterConfig, parameters: Iterable[str] = ()) -> None:

@@ -1,6 +1,6 @@
-"""Copied blocks: text that repeats earlier parts of the same request is drafted by copying it.
+"""Copied blocks: text that repeats an earlier part of its request is drafted by copying it.
 
-A copy replaces the drafts from their first difference on, if the drafter's margin there is small.
+A copy replaces the drafts from their first difference on, if the drafter's margin there is below :data:`MARGIN`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 
 from sglang_dflash.features.feature import Feature, fresh_rows, host_copy
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 MIN_MATCH = 4  # shortest match that is copied
-MAX_MATCH = 16  # longest match that is distinguished
-MARGIN = 4.0  # logit lead from which on a draft is kept (docs/measured.md#thresholds)
+MAX_MATCH = 16  # matches count up to this length
+MARGIN = 4.0  # a draft with this logit lead replaces the copy (docs/measured.md#thresholds)
 
 
 class Copies(Feature):
@@ -63,7 +64,7 @@ class Copies(Feature):
             self._write(row, [*req.origin_input_ids, *req.output_ids][:length])
         self._append_first(batch, batch.spec_info.bonus_tokens, lens)
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         if step.width == 1:
             return
         assert step.margins is not None, "the drafter returned no margins"
@@ -74,15 +75,15 @@ class Copies(Feature):
         batch, accepted = step.batch, step.accepted
         self._append(batch, batch.seq_lens, accepted.out_tokens, accepted.new_seq_lens, step.state.committed_cpu)
 
-    def keep(self, step: Step) -> tuple[list[int], Tensor]:
+    def collect(self, step: Step) -> tuple[list[int], Tensor]:
         return step.batch.req_pool_indices_cpu.numpy().tolist(), host_copy(self.found)
 
-    def read(self, finished: Finished, kept: tuple[list[int], Tensor]) -> None:
-        (rows, found), lengths, copied = kept, list[int](), 0
+    def read(self, finished: Finished, collected: tuple[list[int], Tensor]) -> None:
+        (rows, found), lengths, copied = collected, list[int](), 0
         keys, places = found.T.tolist()
         for req, row, accepted in zip(finished.requests, rows, finished.accept_lens, strict=True):
             if finished.width > 1 and places[row]:
-                if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # the host does not know a prefill's match
+                if (known := self._matches.get(req, 0)) >= MIN_MATCH:  # 0 after a prefill, whose match is not read
                     lengths.append(known)
                 copied += max(0, accepted - places[row])
             self._matches[req] = (keys[row] >> 31) & 31
@@ -93,12 +94,12 @@ class Copies(Feature):
         return [self._matches.get(req, 0) // BUCKET for req in reqs]
 
     def _append_first(self, batch: ScheduleBatch, next_token_ids: Tensor, lens: list[int]) -> None:
-        self.found.index_fill_(0, batch.req_pool_indices, 0)  # the row's former request may have been longer
+        self.found.index_fill_(0, batch.req_pool_indices, 0)  # a longer request may have used the row
         self._append(batch, batch.seq_lens - 1, next_token_ids[:, None], batch.seq_lens, lens)
 
     def _append(self, batch: ScheduleBatch, after: Tensor, tokens: Tensor, newest: Tensor, lens: list[int]) -> None:
-        # Append int64 [bs, w] ``tokens`` after ``after``, then match those that end at ``newest``. ``lens`` is the
-        # host's late view of it.
+        # Append int64 [bs, w] ``tokens`` after position ``after``, and match the text that ends at ``newest``. ``lens``
+        # on the host lags one step behind ``newest``.
         rows, bound = batch.req_pool_indices, max(lens) + 2 * self._width
         match_copies(self.history, self.found, rows, after, tokens, newest, longest=MAX_MATCH, bound=bound)
 
@@ -107,7 +108,4 @@ class Copies(Feature):
         # image placeholders are hashes of up to 62 bits
         known = (tokens >= 0) & (tokens < self._vocabulary)
         host = torch.from_numpy(np.where(known, tokens, -1).astype(np.int32))
-        self.history[row, : len(ids)].copy_(self._pinned(host), non_blocking=True)
-
-    def _pinned(self, host: Tensor) -> Tensor:
-        return host if self.history.is_cpu else host.pin_memory()
+        self.history[row, : len(ids)] = async_h2d_stack([host], device=self.history.device)[0]

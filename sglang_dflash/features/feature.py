@@ -1,4 +1,4 @@
-"""The protocol of a feature: what it does for a request and in a step, in the worker's order."""
+"""The protocol of a feature: its methods in the order in which the worker calls them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """Holds something per request or per step. The worker calls its features in one order, in every step alike."""
+    """State per request or per step. The worker calls its features in one order in every step."""
 
     def start(self, batch: ScheduleBatch) -> None:
         """Start the requests of a prefill, before the target's forward.
@@ -30,16 +30,16 @@ class Feature:
         """Start requests that another server prefilled; ``batch.spec_info`` has the tokens that it sampled."""
         self.start(batch)
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         """Read or change the drafts, before the target's forward."""
 
     def commit(self, step: Step) -> None:
         """Add the tokens of ``step.accepted``."""
 
-    def keep(self, step: Step) -> Any:
-        """Return what :meth:`read` needs of a launched step; no device memory of it may be written later."""
+    def collect(self, step: Step) -> Any:
+        """Return data of a launched step for :meth:`read`. A later step must not write its device memory."""
 
-    def read(self, finished: Finished, kept: Any) -> None:
+    def read(self, finished: Finished, collected: Any) -> None:
         """Read a step whose accept counts are on the host, in the order of the launches."""
 
     def info(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Feature:
         return {}
 
     def forget(self, role: str, version: str | None) -> None:
-        """Forget what depends on the weights of ``role``, ``"target"`` or ``"draft"``, which were updated."""
+        """Drop results that depend on the updated weights of ``role``, ``"target"`` or ``"draft"``."""
 
 
 def fresh_rows(batch: ScheduleBatch) -> list[int]:
@@ -57,5 +57,5 @@ def fresh_rows(batch: ScheduleBatch) -> list[int]:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """Return a copy that is on the host no later than the counts of the step being launched."""
+    """Return a copy that reaches the host before the counts of the step that is being launched."""
     return tensor.clone() if tensor.is_cpu else async_d2h(tensor)

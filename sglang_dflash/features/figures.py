@@ -1,7 +1,5 @@
 """Figures of a scheduler by name: one table with two outputs, ``/server_info`` and SGLang's ``/metrics``."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,7 +20,10 @@ class Series(NamedTuple):
 STEPS, BLOCKS, BROKEN, PAYS = "steps_by_width", "blocks_by_accept_length", "broken_drafts", "drafting_pays"
 COPIED_BLOCKS, COPIED_TOKENS = "copied_blocks_by_match_length", "copied_tokens"
 RATE, SURVIVAL = "tokens_per_ms", "survival"
-COUNTED, TOTALS = (STEPS, BLOCKS, COPIED_BLOCKS), (COPIED_TOKENS, BROKEN)  # of ``/server_info``: by key; one number
+COUNTED, TOTALS = (
+    (STEPS, BLOCKS, COPIED_BLOCKS),
+    (COPIED_TOKENS, BROKEN),
+)  # in ``/server_info``, by key and as one number
 SERIES = (
     Series(BLOCKS, "histogram", "accept_length", "New tokens per verified block: accepted drafts and the bonus token."),
     Series(STEPS, "histogram", "width", "Positions of a step's block; 1 is plain decoding."),
@@ -45,7 +46,7 @@ class Figures:
     """
 
     def __init__(self, most: int) -> None:
-        self._counts, self._totals = {name: Counter[int]() for name in COUNTED}, dict.fromkeys(TOTALS, 0)
+        self.counts, self.totals = {name: Counter[int]() for name in COUNTED}, dict.fromkeys(TOTALS, 0)
         self._outputs = defaultdict[str, list[Callable[[Any, float], None]]](list)
         self.exported = get_observability().enable_metrics and get_parallel().attn_tp_rank == 0
         if self.exported:
@@ -53,31 +54,25 @@ class Figures:
                 self._outputs[series.figure].append(_exporter(series, most))
 
     def count(self, name: str, keys: Sequence[int]) -> None:
-        self._counts[name].update(keys)
+        self.counts[name].update(keys)
         if self.exported:
             for key in keys:
                 self._export(name, key, 1)
 
     def add(self, name: str, number: int) -> None:
-        self._totals[name] += number
+        self.totals[name] += number
         self._export(name, "", number)
 
     def set(self, name: str, number: float, key: Any = "") -> None:
-        if name in self._totals:
-            self._totals[name] = int(number)
+        if name in self.totals:
+            self.totals[name] = int(number)
         self._export(name, key, number)
-
-    def counted(self, name: str) -> Counter[int]:
-        return self._counts[name]
-
-    def total(self, name: str) -> int:
-        return self._totals[name]
 
     def info(self) -> dict[str, Any]:
         by_key = {
-            name: {str(key): number for key, number in sorted(counts.items())} for name, counts in self._counts.items()
+            name: {str(key): number for key, number in sorted(counts.items())} for name, counts in self.counts.items()
         }
-        return {**by_key, **self._totals}
+        return {**by_key, **self.totals}
 
     def _export(self, name: str, key: Any, number: float) -> None:
         for output in self._outputs[name]:

@@ -1,9 +1,7 @@
-"""Hidden states that clients request: the target's last layer, or the drafter's input.
+"""Hidden states that clients request: the target's last layer, and the drafter's input.
 
 ``"custom_params": {"hidden_states": "target_layers"}`` requests the states of ``target_layer_ids``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +25,7 @@ def wants_target_layers(req: Any) -> bool:
     return isinstance(params, dict) and params.get(FIELD) == TARGET_LAYERS
 
 
-def keep_last_layer(target: Any) -> None:
+def return_last_layer(target: Any) -> None:
     """Make the target also return its last layer; before its graphs are captured."""
     for module in target.model.modules():
         if isinstance(module, LogitsProcessor) and get_exec().features.return_hidden_states_mode:
@@ -46,7 +44,7 @@ def for_clients(batch: Any, output: Any) -> Tensor | None:
     """
     if not batch.return_hidden_states or output.hidden_states is None:
         return None
-    # without a drafter, no other layer is captured
+    # without a drafter SGLang captures no other layer
     states = output.hidden_states if output.last_hidden_states is None else output.last_hidden_states
     if any(map(wants_target_layers, batch.reqs)):
         states = torch.cat((states, output.hidden_states), dim=-1)

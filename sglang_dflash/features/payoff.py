@@ -27,7 +27,7 @@ RECENT = 1024  # blocks after which all counts are halved
 
 
 class Payoff:
-    """Judges recent blocks that copy nothing, and logs each change of the judgement.
+    """Judge recent blocks without copies, and log each change of the judgement.
 
     ``known`` causes hold for the whole server. ``pays`` is None before a judgement.
     """
@@ -53,7 +53,7 @@ class Payoff:
 
     def _add(self, step: Finished) -> None:
         for req, length, bucket in zip(step.requests, step.accept_lens, step.buckets or repeat(0), strict=False):
-            # with overlap, a finished request is launched once more
+            # with overlap, a finished request runs one more step
             if req.finished_reason is None and not bucket:
                 self._blocks += 1
                 self._tokens += length
@@ -71,12 +71,11 @@ class Payoff:
 
     def section(self, policy: WidthPolicy) -> dict[str, Any]:
         """Return ``drafting`` of ``/server_info``."""
-        prospect = policy.prospect()
+        gain = policy.expected_gain()
         return {
             "pays": self.pays,
             "accept_length": self.accept_length,
-            "break_even": prospect.cost if prospect else causes.BREAK_EVEN,
-            "judged_by": "costs" if prospect else "accept length",
+            "break_even": gain.cost if gain else causes.BREAK_EVEN,
             "known": self._known,
             "causes": [asdict(cause) for cause in self._causes(policy)] if self.pays is False else [],
         }
@@ -92,14 +91,14 @@ class Payoff:
     def _causes(self, policy: WidthPolicy) -> list[Cause]:
         found = {causes.DRAFTER: Cause(causes.DRAFTER)}
         found |= {name: Cause(name, evidence) for name, evidence in self._known.items()}
-        alone = policy.prospect(alone=True)
+        alone = policy.expected_gain(alone=True)
         if alone and alone.tokens > (1 + SWITCH_NOW) * alone.cost:
             found[causes.LOAD] = Cause(causes.LOAD)
         return [found[name] for name in causes.FIXES if name in found]
 
     def _log(self, policy: WidthPolicy) -> None:
-        prospect = policy.paused or policy.prospect()
-        figures = prospect or f"accept length {self.accept_length:.2f} (one user gains from {causes.BREAK_EVEN})"
+        gain = policy.paused or policy.expected_gain()
+        figures = gain or f"accept length {self.accept_length:.2f} (one user gains from {causes.BREAK_EVEN})"
         if self.pays:
             logger.info("DFLASH: drafting pays again: %s", figures)
             return

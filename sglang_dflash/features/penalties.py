@@ -1,4 +1,4 @@
-"""Penalties that count every generated token: SGLang's are a whole block late under overlap."""
+"""Penalties that count every generated token. With overlap SGLang's penalties lag one block behind."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Penalties(Feature):
         self._slots: _Slots | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
-        """Start a prefill's requests, and replace SGLang's penalties, which no longer count a retracted request's
-        tokens."""
+        """Start a prefill's requests, and replace SGLang's penalties, which omit a retracted request's tokens."""
         if self._slots is None and any(_coefficients(req) != _NEUTRAL for req in batch.reqs):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
@@ -83,7 +82,7 @@ class Penalties(Feature):
 
 
 def _start_rows(batch: ScheduleBatch, counts: Tensor, coefficients: Tensor) -> None:
-    # a slot may have held another request
+    # another request may have used the slot
     fresh = fresh_rows(batch)
     copy = partial(async_h2d, device=counts.device)
     slots = batch.req_pool_indices.long()[copy(fresh, dtype=torch.int64)]
@@ -100,10 +99,10 @@ def ban_early_stops(reqs: list[Req], logits: Tensor, positions: Tensor) -> None:
 
     Entry [b, j] of float32 ``logits`` [bs, w, V] chooses the token at ``positions[b, j] + 1``.
     """
-    table = []  # per request: the first position whose token may end it, and such tokens
+    table = []  # per request: the first position whose token may end it, and the tokens that end it
     for req in reqs:
         params, stops, free_from = req.sampling_params, [0], 0
-        # the host count may be one step old; positions decide exactly
+        # the host count may lag one step; the positions are exact
         if len(req.output_ids) < params.min_new_tokens and (found := _stop_tokens(req)):
             stops, free_from = sorted(found), len(req.origin_input_ids) + params.min_new_tokens
         table.append([free_from, *stops])

@@ -1,6 +1,6 @@
 """Custom logit processors, called as in plain decoding: once per token of their request, in order.
 
-A processor may keep state, in its parameters or on its request (``custom_params["__req__"]``), so it must not see a
+A processor may store state in its parameters or on its request (``custom_params["__req__"]``). It must not run on a
 rejected draft.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HostCopy:
-    """Asynchronous copy of device tensors to the host; they must not be written before :meth:`wait` returns."""
+    """Asynchronous copy of device tensors to the host. Do not write them before :meth:`wait` returns."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._host = [async_d2h(tensor) for tensor in tensors]
@@ -58,24 +58,24 @@ class Processors(Feature):
         self._hide()
         self._add(batch, tokens[:, None], torch.ones_like(tokens))
 
-    def drafted(self, step: Step) -> None:
+    def after_draft(self, step: Step) -> None:
         if step.batch.sampling_info.has_custom_logit_processor:
             self._block = HostCopy(step.tokens)
 
     def commit(self, step: Step) -> None:
         self._add(step.batch, step.accepted.out_tokens, step.accepted.accept_lens)
 
-    def apply(self, batch: ScheduleBatch, logits: Tensor, choose: Callable[[int], Tensor]) -> list[Tensor]:
+    def apply(self, batch: ScheduleBatch, logits: Tensor, sample: Callable[[int], Tensor]) -> list[Tensor]:
         """Apply the processors in place to the positions that plain decoding reaches.
 
         Args:
             logits: [bs, w, V], adjusted in all other ways.
-            choose: returns the target's tokens at a position, int64 [bs].
+            sample: returns the target's tokens at a position, int64 [bs].
 
         Returns:
-            The results of ``choose``, until every request with a processor has rejected a draft.
+            The results of ``sample``, until every request with a processor has rejected a draft.
         """
-        assert self._block is not None, "drafted() has not run"
+        assert self._block is not None, "after_draft() has not run"
         reached = dict(_processed(batch))
         blocks, info, chosen = self._block.wait()[0], batch.sampling_info, list[Tensor]()
         self._show(reached.values())
@@ -87,7 +87,7 @@ class Processors(Feature):
                         params = [info.custom_params[row] for row in rows]
                         result = entry.processor(logits[indices, position], params)
                         logits[indices, position] = result.to(logits.dtype)
-                chosen.append(choose(position))
+                chosen.append(sample(position))
                 tokens = chosen[-1].tolist()
                 drafts = {row: blocks[row][position + 1 : position + 2] for row in reached}
                 reached = {row: req for row, req in reached.items() if drafts[row] == [tokens[row]]}
@@ -132,7 +132,7 @@ def _processed(batch: ScheduleBatch) -> Iterator[tuple[int, Req]]:
 
 
 def _leave_out_chunk(batch: ScheduleBatch) -> None:
-    """Call no processor for a prompt's chunk, except the last: the scheduler drops the token that it samples."""
+    """Call processors for the last chunk of a prompt only: the scheduler drops the tokens of the others."""
     info = batch.sampling_info
     if batch.chunked_req is None or not info.has_custom_logit_processor:
         return

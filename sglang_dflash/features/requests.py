@@ -1,6 +1,7 @@
 """Requests in the scheduler: which ones are rejected, and where the others end.
 
-SGLang searches all tokens of a step at once for an end, by kind; in plain decoding, after every token.
+SGLang searches all tokens of a step at once for an end, one kind of end after the other. In plain decoding it searches
+after every token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sglang_dflash.upstream.hooks import Hooks
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
-# float32 logits stay finite: NaN would stop the scheduler
+# bounds that keep float32 logits finite: NaN would stop the scheduler
 _MAX, _MIN = 1e30, 1e-6
 _TOP_K_ALL = 1 << 30  # SGLang's value for the whole vocabulary
 # SGLang prefills a rejected request nevertheless
@@ -80,7 +81,7 @@ def _unusable(params: Any, vocab_size: int) -> Iterator[str]:
 
 
 def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``create_grammar_backend``: DFlashError for grammars that cannot forget rejected drafts."""
+    """Hook after ``create_grammar_backend``: DFlashError for grammars that cannot roll rejected drafts back."""
     compiles = getattr(backend, "grammar_backend", backend)  # without the wrapper of reasoning parsers
     if compiles is None:
         return
@@ -92,8 +93,8 @@ def refuse_without_rollback(backend: Any, *_: Any, **__: Any) -> None:
 def end_at_first_token(original: Callable[..., None], req: Req, new_accepted_len: int = 1) -> None:
     """Hook around ``Req.update_finish_state``: end the request at the first token at which SGLang's function ends it.
 
-    Tokens are replayed one by one only if SGLang finds an end, or for a pattern, whose match may depend on where the
-    text is cut. ``output_ids`` keeps tokens after the end, as the K/V cache does.
+    Repeat the tokens one by one only if SGLang finds an end, or for a pattern, whose match may depend on where the text
+    is cut. ``output_ids`` and the K/V cache hold the tokens after the end too.
     """
     if new_accepted_len <= 1 or req.finished() or req.to_finish:
         original(req, new_accepted_len)
@@ -128,15 +129,15 @@ def _end_here(req: Req) -> None:
 
 
 def forget_unseen_tokens(last_req: Req, *_: Any) -> None:
-    """Hook before ``Session._concat_token_arrays``: continue a session with the tokens that its client has seen."""
+    """Hook before ``Session._concat_token_arrays``: continue a session with the tokens that its client received."""
     last_req.output_ids = last_req.output_ids_through_stop
 
 
-def keep_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
-    """Hook around ``StreamingSession.try_cache_finished_req``: keep only what the next turn may build on.
+def end_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -> bool:
+    """Hook around ``StreamingSession.try_cache_finished_req``: store only tokens that the next turn may continue.
 
-    A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets SGLang also keeps the
-    last token, whose K/V may not exist yet.
+    A recurrent state cannot be rewound: release the turn to the prefix cache. On other targets drop the last token,
+    whose K/V may not exist yet.
     """
     slot = sessions.borrowed_slot(req)
     if slot is None or isinstance(req.finished_reason, FINISH_ABORT):
@@ -160,9 +161,9 @@ HOOKS = Hooks(
         "speculative.dflash_utils.validate_dflash_request": refuse_request,
         "speculative.spec_sampling_mask.validate_spec_sampling_mask_request": refuse_mask,
         "managers.schedule_batch.Req.update_finish_state": end_at_first_token,
-        "session.streaming_session.StreamingSession.try_cache_finished_req": keep_streaming_turn,
+        "session.streaming_session.StreamingSession.try_cache_finished_req": end_streaming_turn,
     },
     after={"constrained.base_grammar_backend.create_grammar_backend": refuse_without_rollback},
-    # under speculation SGLang samples a token even if none is requested
+    # under speculation SGLang samples a token if a request has max_new_tokens 0
     values={"managers.schedule_batch.Req.is_prefill_only": property(lambda r: r.sampling_params.max_new_tokens == 0)},
 )

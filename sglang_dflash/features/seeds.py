@@ -1,7 +1,7 @@
-"""SGLang's sampler, with every token drawn by a seed: the request's own, or a random one.
+"""SGLang's sampler with seeded draws: the seed is the request's, or a random one.
 
-Its noise is a function of seed, position and token, independent of batch, block width and drafter. Under
-``--enable-deterministic-inference`` SGLang's own seeds apply.
+The noise is a function of seed, position and token, and independent of batch, block width and drafter. Under
+``--enable-deterministic-inference`` SGLang's seeds apply.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Seeds(Feature):
-    """Seeds of the running requests; equal on ranks that serve the same requests.
+    """Seeds of the running requests; equal on all ranks of a group.
 
-    ``noise`` holds how the target draws the tokens of a batch's requests, in memory that the drafter's graphs read.
+    ``noise`` holds the seeds and sampling parameters of a batch, in memory that the drafter's graphs read.
     """
 
     def __init__(self, pool: ReqToTokenPool, random_seed: int) -> None:
@@ -34,28 +34,29 @@ class Seeds(Feature):
         self._random = random.Random(random_seed)
         ones = torch.ones_like(self._slots, dtype=torch.float32)
         self.noise = Noise(self._slots.clone(), ones, ones.int(), ones.clone(), torch.zeros_like(ones))
-        self._shared: Tensor | None = None  # of a sampled batch: SGLang replaces it when the requests change
+        self._shared: Tensor | None = None  # rows of the last sampled batch; SGLang replaces them with its requests
 
     def start(self, batch: ScheduleBatch) -> None:
         if _draws(batch.sampling_info):
             fresh = fresh_rows(batch)
-            seeds = [self._seed(batch.reqs[i]) for i in fresh]
+            given = [batch.reqs[i].sampling_params.sampling_seed for i in fresh]
+            seeds = [self._random.getrandbits(63) if seed is None else seed for seed in given]
             indices, values = async_h2d([fresh, seeds], dtype=torch.int64, device=self._slots.device)
             self._slots[batch.req_pool_indices.long()[indices]] = values
         self.attach(batch)
 
     def attach(self, batch: ScheduleBatch) -> None:
-        """Pass the seeds, int64 [bs], to :class:`SeededSampler`, on the only argument that SGLang passes to it."""
+        """Set the seeds, int64 [bs], on ``sampling_info``: SGLang passes nothing else to :class:`SeededSampler`."""
         rows, info = batch.req_pool_indices, batch.sampling_info
         info.seeds = None
         if _draws(info):
             info.seeds = self.noise.seeds[: len(batch.reqs)] if rows is self._shared else self._slots[rows.long()]
 
     def publish_noise(self, batch: ScheduleBatch) -> None:
-        """Write ``noise``, before the drafter reads it; equal requests, or greedy after greedy, need no copy.
+        """Write ``noise`` before the drafter reads it. Unchanged requests, and greedy after greedy ones, need no copy.
 
-        In deterministic mode SGLang's sampler draws with the same hash, but hashes ranks instead of tokens if any
-        request of the batch has top_k or top_p. The drafter ranks tokens differently, so it drafts the best ones then.
+        In deterministic mode SGLang's sampler hashes ranks instead of tokens if a request of the batch has top_k or
+        top_p. The drafter ranks tokens differently, so it drafts the best ones then.
         """
         shared, info = self._shared, batch.sampling_info
         self._shared = None if info.is_all_greedy else batch.req_pool_indices
@@ -69,13 +70,9 @@ class Seeds(Feature):
         for memory, value in zip(self.noise, values, strict=True):
             memory[: len(value)].copy_(value)
 
-    def _seed(self, req: Any) -> int:
-        seed: int | None = req.sampling_params.sampling_seed
-        return self._random.getrandbits(63) if seed is None else seed
-
 
 def _draws(info: Any) -> bool:
-    return not info.is_all_greedy and info.sampling_seed is None  # SGLang has the seeds in deterministic mode
+    return not info.is_all_greedy and info.sampling_seed is None  # SGLang sets them in deterministic mode
 
 
 class SeededSampler(Sampler):
@@ -95,15 +92,15 @@ class SeededSampler(Sampler):
         seeded = getattr(sampling_info, "seeds", None) is not None
         self._positions = positions if seeded else None
         if return_logprob or not seeded or sampling_info.sampling_mask_batch_indices is not None:
-            asked = top_logprobs_nums, token_ids_logprobs, positions
-            tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *asked, **others)
+            requested = top_logprobs_nums, token_ids_logprobs, positions
+            tokens: Tensor = super().forward(logits_output, sampling_info, return_logprob, *requested, **others)
             return tokens
         self._preprocess_logits(logits_output.next_token_logits, sampling_info)
         self._sync_token_ids_across_tp(self._drawn, sampling_info)
         return self._drawn
 
     def _preprocess_logits(self, logits: Tensor, sampling_info: Any) -> Tensor:
-        """SGLang overwrites the logits with probabilities after this."""
+        """Draw here, because SGLang then overwrites the logits with probabilities."""
         logits = super()._preprocess_logits(logits, sampling_info)
         if self._positions is not None:
             positions, self._positions, info = self._positions, None, sampling_info
@@ -122,8 +119,7 @@ class SeededSampler(Sampler):
         return drawn
 
     def _support(self, probs: Tensor, info: Any, rows: Tensor) -> _SamplingMaskCapture:
-        """Capture what ``return_sampling_mask`` returns of ``rows`` [n]: the tokens that may be drawn, with ``probs``
-        [n, V]."""
+        """Capture the tokens that may be drawn in ``rows`` [n], with ``probs`` [n, V], for ``return_sampling_mask``."""
         top_ks, drawn = info.top_ks[rows], self._drawn[rows, None]
         weights = filter_probs(probs, top_ks, info.top_ps[rows], info.min_ps[rows])
         # rounding at a filter's edge, or equal logits of a greedy row, must not exclude the drawn token

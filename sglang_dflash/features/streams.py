@@ -1,10 +1,8 @@
 """Streamed answers: SGLang's endpoints and parsers read one chunk per token, as plain decoding sends them.
 
-They judge chunks, not text. The detokenizer decodes a step token by token, and the tokenizer's process cuts the answer
-where it would have been sent. With byte fallback, text that is not streamed still depends on the steps.
+Parsers decide by chunks, not by text. The detokenizer decodes a step token by token, and the tokenizer's process cuts
+the answer where plain decoding sends a chunk. With byte fallback, text that is not streamed still depends on the steps.
 """
-
-from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
@@ -63,7 +61,7 @@ def decode_by_token(original: Callable[..., list[str]], manager: Any, recv_obj: 
 
 
 def _decode_once(original: Callable[..., list[str]], manager: Any, batch: Any) -> list[str]:
-    """SGLang may move the end of sent text back, and would send text twice."""
+    """Decode once. SGLang may move the end of sent text back, and would send text twice."""
     status = manager.decode_status
     sent = {rid: status[rid].sent_offset for rid in batch.rids if rid in status}
     texts = original(manager, batch)
@@ -72,10 +70,10 @@ def _decode_once(original: Callable[..., list[str]], manager: Any, batch: Any) -
     return texts
 
 
-def keep_lengths(
+def store_lengths(
     original: Callable[..., None], manager: Any, meta_info: Any, state: Any, customized_info: Any, *row: Any
 ) -> None:
-    """Hook around ``TokenizerManager.update_request_meta_info``: keep the lengths of tokens from the client."""
+    """Hook around ``TokenizerManager.update_request_meta_info``: store the lengths of tokens, which no client sees."""
     others = {**customized_info}
     if lengths := others.pop(LENGTHS, None):
         state.customized_info_accumulated.setdefault(LENGTHS, []).extend(lengths[row[0]])
@@ -87,7 +85,7 @@ async def cut(
 ) -> AsyncGenerator[Any]:
     """Hook around ``TokenizerManager._stream_one_response``: yield the chunks of plain decoding.
 
-    A consumer that only joins chunks receives those of the steps.
+    A client that only concatenates text gets one chunk per step.
     """
     whole = not getattr(obj, "stream", False) or manager.skip_tokenizer_init or _joins_chunks(obj, request)
     cutter = None if whole else _Cutter(manager, obj, state)
@@ -109,7 +107,7 @@ def _joins_chunks(obj: Any, request: Any) -> bool:
 
 @lru_cache(1)
 def _start_tag(parser: str | None, tokenizer: Any) -> int:
-    """Return the tokens of the tag by which a model opens a thought itself; 0 if the parser counts none."""
+    """Return how many tokens the tag has with which a model starts a thought; 0 if the parser counts none."""
     if not parser:
         return 0
     detector = ReasoningParser(model_type=parser, stream_reasoning=False, tokenizer=tokenizer).detector
@@ -124,7 +122,7 @@ class _Cutter:
         from sglang.srt.managers.tokenizer_manager import _INCREMENTAL_STREAMING_META_INFO_KEYS
 
         self._obj, self._state, self._incremental = obj, state, manager.incremental_streaming_output
-        self._req = object.__new__(Req)  # as much as the scheduler reads of it before it sends a token
+        self._req = object.__new__(Req)  # with the attributes that the scheduler reads before it sends a token
         self._req.tokenizer = manager.tokenizer
         self._req.sampling_params = manager.sampling_params_class(
             **{**(manager.preferred_sampling_params or {}), **obj.sampling_params}
@@ -135,7 +133,7 @@ class _Cutter:
         self._interval = self._req.sampling_params.stream_interval or get_serving().stream_interval
         self._per_token = _INCREMENTAL_STREAMING_META_INFO_KEYS
         self._sent = 0  # tokens
-        self._ends = [0]  # of the text of the first n tokens
+        self._ends = [0]  # lengths of the text of the first n tokens
 
     def chunks(self, answer: Any) -> Iterator[Any]:
         count = answer["meta_info"]["completion_tokens"]
@@ -148,7 +146,7 @@ class _Cutter:
             yield self._chunk(answer, count) if self._sent < count else answer
 
     def _due(self, n: int) -> bool:
-        """As ``_GenerationStreamAccumulator.accept`` decides after each token."""
+        """Return whether a chunk ends here, as ``_GenerationStreamAccumulator.accept`` decides after each token."""
         if not (n - self._sent >= self._interval or self._sent == 0 < n):
             return False
         if self._req.sampling_params.stop_strs:
@@ -178,5 +176,5 @@ DETOKENIZER_HOOKS = Hooks(
     around={"managers.detokenizer_manager.DetokenizerManager._decode_batch_token_id_output": decode_by_token}
 )
 TOKENIZER_HOOKS = Hooks(
-    around={f"{_TOKENIZER}.update_request_meta_info": keep_lengths, f"{_TOKENIZER}._stream_one_response": cut}
+    around={f"{_TOKENIZER}.update_request_meta_info": store_lengths, f"{_TOKENIZER}._stream_one_response": cut}
 )

@@ -1,8 +1,8 @@
-"""Tails: the drafter's K/V before the end of a cached prefix, so that a hit under a draft window is as long as without.
+"""Tails: the drafter's K/V before the end of a cached prefix. With them a draft window shortens no prefix hit.
 
 A ring holds the last tokens of a running request. When SGLang's prefix tree takes a request's tokens, their last window
-is copied to slots after the rings; a hit copies it into the ring of its request. A tail has the number of the tree's
-node that ends the prefix. SGLang gives no number twice, so the tail of a removed node is never read, and is evicted.
+is copied to slots after the rings. A hit copies it into the ring of its request. A tail has the number of the tree node
+that ends the prefix. SGLang uses no number twice, so no hit reads the tail of a removed node, and it is evicted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Tails:
         return tail
 
     def take(self, end: int, older: Tail | None) -> Tail | None:
-        """Take slots for a tail. It shares those of ``older``, which is kept and ends earlier in the same text."""
+        """Take slots for a tail. It shares slots with ``older``, a stored tail that ends earlier in this text."""
         start, shared = self._window.start(end), np.empty(0, dtype=np.int64)
         if older is not None and start < older.end <= end:
             shared = older.slots[start - older.end :]
@@ -82,7 +82,7 @@ class Tails:
         self._uses[tail.slots[len(shared) :] - self._first] = 1
         return tail
 
-    def keep(self, node: Any, tail: Tail) -> None:
+    def store(self, node: Any, tail: Tail) -> None:
         if old := self._by_node.pop(node, None):
             self.release(old)
         self._by_node[node] = tail
@@ -99,7 +99,7 @@ class Tails:
 def match(original: Callable[..., MatchResult], cache: Any, params: MatchPrefixParams) -> MatchResult:
     """Hook around ``UnifiedRadixCache.match_prefix``: end a hit one window early if it has no tail.
 
-    The tokens that the next block can see are then in the prefill.
+    The prefill then contains the tokens that the next block reads.
     """
     rings = current.worker.rings
     if params.req is None or rings is None:
@@ -120,7 +120,7 @@ def cache_tail(_: None, __: Any, req: Any, **___: Any) -> None:
     """Hook after ``UnifiedRadixCache.checkpoint_into_tree``: the tree holds ``req``'s tokens up to ``last_node``."""
     rings = current.worker.rings
     if rings is not None and req.kv.cache_protected_len:
-        rings.keep_tail(req)
+        rings.store_tail(req)
 
 
 _TREE = "mem_cache.unified_radix_cache.UnifiedRadixCache"

@@ -13,7 +13,7 @@ from sglang_dflash.causes import FIXES, NOT_FINITE
 from sglang_dflash.features.feature import Feature, host_copy
 from sglang_dflash.features.figures import BLOCKS, BROKEN, PAYS, RATE, STEPS, SURVIVAL, Figures
 from sglang_dflash.features.payoff import Payoff
-from sglang_dflash.features.width import Width
+from sglang_dflash.features.step_width import Width
 from sglang_dflash.width import AdaptiveWidth
 
 if TYPE_CHECKING:
@@ -42,19 +42,19 @@ class Telemetry(Feature):
         figures.set(PAYS, True)  # the series exists from the start, and 0 is an alert
         self._versions = dict.fromkeys(("target", "draft"), get_serving().weight_version)
 
-    def keep(self, step: Step) -> Tensor | None:
+    def collect(self, step: Step) -> Tensor | None:
         self._launched += 1
         return host_copy(self._on_device) if self._launched % EVERY == 0 else None
 
-    def read(self, finished: Finished, kept: Tensor | None) -> None:
-        """The policy has not observed this step yet."""
+    def read(self, finished: Finished, collected: Tensor | None) -> None:
+        """Count a finished step, before the policy observes it."""
         policy, figures = self._width.policy, self._figures
         figures.count(STEPS, [finished.width])
         figures.count(BLOCKS, finished.accept_lens)
-        if kept is not None:
-            self._count_not_finite(int(kept))
+        if collected is not None:
+            self._count_not_finite(int(collected))
         if self._payoff is not None:
-            self._payoff.count(finished, policy, figures.total(BROKEN))
+            self._payoff.count(finished, policy, figures.totals[BROKEN])
         figures.set(PAYS, self._payoff is None or self._payoff.pays is not False)
         if figures.exported:
             for timed in finished.timed:
@@ -66,7 +66,7 @@ class Telemetry(Feature):
                     figures.set(SURVIVAL, chance, position)
 
     def forget(self, role: str, version: str | None) -> None:
-        """The drafter is stale after an update of the target, unless it already had the same ``weight_version``."""
+        """Mark the drafter as stale after an update of the target to another ``weight_version``."""
         is_stale = role == "target" and version != self._versions["draft"]
         self._versions[role] = version or get_serving().weight_version
         if self._payoff is not None:
@@ -75,7 +75,7 @@ class Telemetry(Feature):
 
     def info(self) -> dict[str, Any]:
         """Return the figures and the judgement."""
-        lengths = self._figures.counted(BLOCKS)
+        lengths = self._figures.counts[BLOCKS]
         tokens = sum(length * blocks for length, blocks in lengths.items())
         return {
             **self._figures.info(),
@@ -85,7 +85,7 @@ class Telemetry(Feature):
         }
 
     def _count_not_finite(self, total: int) -> None:
-        if total and not self._figures.total(BROKEN) and self._payoff is not None:
+        if total and not self._figures.totals[BROKEN] and self._payoff is not None:
             logger.warning(
                 "DFLASH: the drafter's output is not finite at %d drafted positions. Output is unaffected; these "
                 "drafts are rejected. Fix: %s",

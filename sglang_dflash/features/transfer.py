@@ -1,4 +1,4 @@
-"""Disaggregation: requests that another server prefilled, and what a decoding server keeps of a retracted one."""
+"""Disaggregation: requests that another server prefilled, and backups of retracted requests."""
 
 from __future__ import annotations
 

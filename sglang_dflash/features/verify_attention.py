@@ -1,9 +1,7 @@
-"""The target's attention in a verify: where SGLang's Triton backend serves a layer, the drafter's kernel attends.
+"""The target's attention in a verify: the drafter's kernel replaces that of SGLang's Triton backend.
 
-It splits the context over the GPU, and needs no metadata of the host.
+The kernel splits the context over the GPU, and needs no metadata from the host.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -19,7 +17,7 @@ from sglang_dflash.upstream.hooks import Hooks
 def verify(
     original: Any, backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *save: bool, **options: Any
 ) -> Any:
-    """Hook around ``TritonAttnBackend.forward_extend``: a verify runs the drafter's kernel where it serves a layer."""
+    """Hook around ``TritonAttnBackend.forward_extend``: run the drafter's kernel in a verify of its layers."""
     saves = k is not None and all((*save, options.get("save_kv_cache", True)))
     if saves and forward_batch.forward_mode.is_target_verify() and _serves(backend, layer, options):
         return attend_block(backend, q, k, v, layer, forward_batch, options.get("sinks"))

@@ -44,8 +44,8 @@ class DraftRings(Feature):
     """Slots and slot table of the drafter's pool; the rows of ``request_pool`` are the requests.
 
     A ring holds the tokens injected since the request got its row, and those of the tail of its prefix hit. With
-    ``by_row``, row ``r``'s ring begins at slot ``r * size``, as SGLang's transfer expects. ``pool`` is the drafter's,
-    set once it exists.
+    ``by_row``, the ring of row ``r`` begins at slot ``r * size``, as SGLang's transfer expects. ``pool`` is set
+    when the drafter's K/V are allocated.
     """
 
     pool: Any
@@ -68,9 +68,9 @@ class DraftRings(Feature):
         self._oldest_cpu = torch.zeros(rows, dtype=torch.int64)
         self._generation = request_pool.req_generation
         self._owners: list[tuple[int, str] | None] = [None] * rows
-        self._written = np.zeros(rows, dtype=np.int64)  # no position from here on was ever written
+        self._written = np.zeros(rows, dtype=np.int64)  # per row, the first position that was never written
         self._nodes: dict[int, tuple[Any, int]] = {}  # node and end of a row's last tail
-        self._planned: dict[int, Tail] = {}  # that a prefill writes, by row
+        self._planned: dict[int, Tail] = {}  # tails that a prefill writes, by row
         self.copies: list[tuple[Slots, Slots]] = []  # between rings and tails, decided on the host: to, from
         self.restored: set[int] = set()  # restored from the host for a retracted request
 
@@ -97,7 +97,7 @@ class DraftRings(Feature):
         return tokens, positions, to
 
     def transferred(self, batch: ScheduleBatch) -> None:
-        """Claim transferred or restored rings: they hold a window. Others start empty."""
+        """Claim the rings of transferred and restored requests, which hold a window. Other rings start empty."""
         rows = batch.req_pool_indices_cpu.tolist()
         for row, req, length in zip(rows, batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
             self._owners[row] = int(self._generation[row]), req.rid
@@ -106,8 +106,8 @@ class DraftRings(Feature):
             self.restored.discard(row)
         self._show_oldest(batch, rows)
 
-    def keep_tail(self, req: Any) -> None:
-        """Keep the tail of a prefix that SGLang's tree has taken from a running or finished request."""
+    def store_tail(self, req: Any) -> None:
+        """Store the tail of a prefix that SGLang's tree has taken from a running or finished request."""
         node, end, row = req.last_node, req.kv.cache_protected_len, int(req.kv.req_pool_idx)
         if self.tails.find(node, end) is None:
             tail = self._planned.pop(row, None)
@@ -115,7 +115,7 @@ class DraftRings(Feature):
                 positions, slots = tail.unwritten()
                 self.copies.append((slots, self._ring(row, positions)))
             if tail is not None:
-                self.tails.keep(node, tail)
+                self.tails.store(node, tail)
         self._nodes[row] = node, end
 
     def copy(self) -> None:
@@ -128,7 +128,7 @@ class DraftRings(Feature):
         return {"tails": self.tails.info()}
 
     def forget(self, role: str, version: str | None) -> None:
-        """Forget the K/V of other weights. Cached prefixes lose their tails, also without a flush."""
+        """Drop all tails, whose K/V are of other weights, also without a flush of the prefix cache."""
         self._planned.clear()
         self.tails.clear()
 
@@ -141,7 +141,7 @@ class DraftRings(Feature):
         self._written[batch.req_pool_indices_cpu.numpy()] = kv.host_lens.numpy()
         sizes = {"first": self._first, "size": self.size, "window": self.window.tokens, "page": self.window.page}
         lengths, slots = view_rings(self._table, self._oldest, rows, kv.seq_lens, positions, **sizes)
-        if kv.exact:
+        if kv.lens_are_exact:
             oldest = self._oldest_cpu[batch.req_pool_indices_cpu]
             window_start = self._page_start(kv.host_lens - width - self.window.tokens)
             host_lens = kv.host_lens - torch.maximum(oldest, window_start)
@@ -152,7 +152,7 @@ class DraftRings(Feature):
         return view.planned(translator, rows)
 
     def _start(self, row: int, req: Any, prefix: int) -> None:
-        """Start a ring with the tail of the prefix hit. A later chunk, or turn of a session, continues its own.
+        """Start a ring with the tail of the prefix hit. A later chunk, or turn of a session, continues its ring.
 
         A resumed request has a new generation; the next turn of a streaming session a new ``rid``.
         """
@@ -167,7 +167,7 @@ class DraftRings(Feature):
             self.copies.append((self._ring(row, np.arange(start, prefix)), tail.slots))
 
     def _plan(self, row: int, prefix: int, length: int, state: int | None) -> Tail | None:
-        """Take the tail at a recurrent state that this prefill keeps, if the ring will not reach back as far."""
+        """Take the tail at a recurrent state that this prefill stores, if the ring does not reach back as far."""
         if old := self._planned.pop(row, None):
             self.tails.release(old)
         if state is None or state <= prefix or self.window.start(state) >= length - self.size:

@@ -1,7 +1,5 @@
 """The device that serves, and why there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,18 +16,8 @@ class Device:
     memory: int | None = None  # bytes
     capability: tuple[int, int] | None = None  # CUDA's: (9, 0) is Hopper
     is_local: bool = False
-    is_unified: bool = False  # whether the host's programs share its memory
+    is_unified: bool = False  # whether host and device share the memory
     is_rocm: bool = False
-
-    @property
-    def is_blackwell(self) -> bool:
-        return self.capability is not None and self.capability[0] >= 10
-
-    @property
-    def default_backend(self) -> str:
-        """The attention backend that SGLang chooses (``get_default_attn_backend``), if FlashInfer is installed."""
-        major = 0 if self.capability is None else self.capability[0]
-        return {9: "fa3", 10: "trtllm_mha"}.get(major, "flashinfer")
 
 
 CPU = Device("cpu", "a CPU")

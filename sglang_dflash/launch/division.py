@@ -1,7 +1,5 @@
 """Division of a rank's memory, in bytes: measured sizes in a server, predicted ones in ``sglang-dflash check``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STATE_SHARE = 0.9  # SGLang's --mamba-full-memory-ratio

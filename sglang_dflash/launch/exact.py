@@ -1,10 +1,8 @@
-"""Exact mode: a verify that is bit-identical to plain decoding, and what rules it out.
+"""Exact mode: a verify that is bit-identical to plain decoding, and the reasons against it.
 
 This package computes attention and the gated delta rule as SGLang's Triton kernels do in plain decoding; deterministic
 inference covers the rest.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 

@@ -8,24 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
-from sglang_dflash.drafter.config import DrafterConfig, text_config
-from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import DRAFTERS, SLIDING, kind_left_to_builtin, text_config
 from sglang_dflash.drafter.quantisation import declared, method_of
 from sglang_dflash.drafter.tensors import plain_modules
 from sglang_dflash.errors import DFlashError, first_true
 from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
-from sglang_dflash.launch.layers import Layers, count, layers_of
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
-from sglang_dflash.launch.widths import WidthConfig, read_config
+from sglang_dflash.launch.sizes import DTYPE_BYTES, count, layers_of
+from sglang_dflash.launch.width_config import WidthConfig, read_config
 
-DTYPE_BYTES: dict[str, float] = {
-    "float32": 4,
-    **dict.fromkeys(("bfloat16", "float16", "half", "bf16"), 2),
-    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2"), 1),
-    "mxfp8": 33 / 32,  # scales included
-    **dict.fromkeys(("nvfp4", "fp4_mx_block16"), 9 / 16),
-}
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
 OUR_BACKEND = "dflash"  # ops.block_attention
@@ -45,16 +38,16 @@ _BLOCK = 16  # SGLang's default
 class Launch:
     """The settings, the target, the optional drafter, and the device of one rank.
 
-    Each file is read once, at first use. Reading an attribute for the first time may raise DFlashError. Properties
-    follow what SGLang has resolved of the settings so far.
+    Each file is read once, at first use. Reading an attribute for the first time may raise DFlashError. SGLang changes
+    the settings while it starts: cached properties keep their first value, plain ones read the settings again.
     """
 
     settings: Settings
     device: Device
     target_files: ModelFiles
     drafter_files: ModelFiles
-    # SGLang's answers, once it has read the target
-    sglangs_hybrid: bool | None = None
+    # None and False until SGLang has read the target
+    sglangs_hybrid: bool | None = None  # whether SGLang found gated delta nets
     other_states: bool = False  # whether there are recurrent states other than those of gated delta nets
 
     @classmethod
@@ -66,9 +59,6 @@ class Launch:
     def changed(self, **changes: Any) -> Launch:
         """Return a launch of the same models with other arguments of SGLang."""
         return replace(self, settings=self.settings.changed(**changes))
-
-    def loaded_from(self, view: str) -> Launch:
-        return replace(self, drafter_files=replace(self.drafter_files, name=view, revision=None))
 
     @property
     def has_drafter(self) -> bool:
@@ -84,16 +74,12 @@ class Launch:
     def text(self) -> Mapping[str, Any]:
         return text_config(self.target)
 
-    @cached_property
-    def layers(self) -> Layers:
-        return layers_of(self.text)
-
     @property
     def hybrid(self) -> bool:
         """Whether layers are gated delta nets."""
         if self.sglangs_hybrid is not None:
             return self.sglangs_hybrid
-        return isinstance(self.text.get("num_hidden_layers"), int) and self.layers.delta > 0
+        return isinstance(self.text.get("num_hidden_layers"), int) and layers_of(self.text).delta > 0
 
     @cached_property
     def context(self) -> int:
@@ -110,10 +96,6 @@ class Launch:
     @cached_property
     def quantisation_method(self) -> str | None:
         return None if self.quantisation is None else method_of(self.quantisation)
-
-    @cached_property
-    def tokenizer(self) -> dict[str, Any] | None:
-        return self.target_files.json("tokenizer.json")
 
     @cached_property
     def drafter(self) -> DrafterConfig:
@@ -133,7 +115,7 @@ class Launch:
 
     @cached_property
     def widths(self) -> WidthConfig | None:
-        """None for a fixed block, without copies. Without a drafter the width is adaptive: most steps copy nothing."""
+        """None for a fixed block, without copies. Without a drafter the width is adaptive."""
         adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
 
@@ -158,14 +140,14 @@ class Launch:
     def draft_backend(self) -> str | None:
         """The drafter's attention backend; None for an unknown GPU.
 
-        By default ours where SGLang would choose FlashInfer or Triton; with one forward per step, everywhere. Also for
+        Ours is the default where SGLang chooses FlashInfer or Triton, and with one forward per step. Also for
         a bidirectional drafter under trtllm_mha, which counts the window of every position from the block's end.
         """
         chosen = self.settings.speculative_draft_attention_backend
         if chosen == OUR_BACKEND:
             return OUR_BACKEND
         found = self._sglangs_draft_backend
-        # no GPU has compared ours with the others
+        # ours is not measured against these
         others = ("fa3", "fa4", "trtllm_mha") if self.settings.wants_one_forward else ()
         others = (*others, "trtllm_mha") if not all(self.drafter.causal) else others
         by_default = chosen is None and self.device.kind == "gpu" and found in ("flashinfer", "triton", *others)

@@ -1,7 +1,5 @@
 """Old flags and environment variables of published cards, which target SGLang up to 0.5.18."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -24,7 +22,7 @@ _VARIABLES = {
     "SGLANG_ENABLE_SPEC_V2": _OVERLAP,
     "SGLANG_ENABLE_DFLASH_SPEC_V2": _OVERLAP,
     "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "has no effect: only SGLang's own worker reads it",
-    "SGLANG_SIMULATE_ACC_LEN": "simulates accept lengths: texts are wrong, and no speed is a drafter's",
+    "SGLANG_SIMULATE_ACC_LEN": "simulates accept lengths: texts and speeds are meaningless",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "is not needed for the drafter; it still lifts the target's own limit",
 }
 

@@ -1,19 +1,17 @@
 """Rules that compare a drafter with its target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from sglang_dflash.drafter.checkpoint import TOKENIZER
 from sglang_dflash.drafter.quantisation import is_read, method_of, untested_form
 from sglang_dflash.drafter.tensors import EMBEDDING, HEAD, LoadReport
 from sglang_dflash.errors import DFlashError, Finding, builtin, error, note, ok, warn
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.layers import count
-from sglang_dflash.launch.plan import check_window
 from sglang_dflash.launch.published import base_name, card_of_drafter, card_of_target, model_name
 from sglang_dflash.launch.settings import PLAIN_LAYERS
+from sglang_dflash.launch.sizes import count
 
 _FLAG = "--speculative-draft-model-quantization"
 _CODE = "AutoConfig"  # the only entry of auto_map that SGLang requests
@@ -31,7 +29,7 @@ def _trained_for(launch: Launch) -> Iterator[Finding]:
         of_base = card and model_name(target) not in (model_name(trained), base_name(target))
         level, whose = (note, f", the base model of {target}") if of_base else (ok, "")
         yield level(f"{drafter} was trained for {trained}{whose}", remedy="none needed")
-    elif card_of_target(target) or own or not launch.target_files.is_local:  # the name of a folder proves nothing
+    elif card_of_target(target) or own or not launch.target_files.is_local:  # a folder may have any name
         right = card_of_target(target)
         yield warn(
             f"{drafter} was trained for {trained}, and the target is {target}: most drafts may be rejected",
@@ -119,18 +117,6 @@ def _heads(launch: Launch) -> Iterator[Finding]:
         yield error(f"--tp-size {tp} does not divide the drafter's {heads}", remedy=f"use {' or '.join(sizes)} ranks")
 
 
-def _candidates(launch: Launch) -> Iterator[Finding]:
-    top_k, vocab, tp = launch.drafter.selector_top_k, launch.drafter.vocab_size, launch.settings.sharing
-    # SGLang pads to a multiple of 64, or of 64 per rank, and divides evenly; the last rank is short
-    unit = 64 if -(-vocab // 64) * 64 % tp == 0 else 64 * tp
-    smallest = vocab - (tp - 1) * (-(-vocab // unit) * unit // tp)
-    if top_k > smallest:
-        yield error(
-            f"selector_top_k {top_k} exceeds the {max(smallest, 0)} tokens of a tensor-parallel rank",
-            remedy="lower --tp-size",
-        )
-
-
 def _context(launch: Launch) -> Iterator[Finding]:
     context, configured = launch.settings.context_length or launch.context, launch.drafter.max_position_embeddings
     if configured < context:
@@ -201,7 +187,7 @@ def _vocabulary(launch: Launch) -> Iterator[Finding]:
 
 
 def _tokenizer(launch: Launch) -> Iterator[Finding]:
-    ours, theirs = launch.drafter_files.json("tokenizer.json"), launch.tokenizer
+    ours, theirs = (files.json(TOKENIZER) for files in (launch.drafter_files, launch.target_files))
     if theirs is None:
         yield warn("the target has no tokenizer.json", remedy="check --tokenizer-path")
     elif ours is not None and (_added_tokens(ours), _words(ours)) != (_added_tokens(theirs), _words(theirs)):
@@ -232,8 +218,6 @@ DRAFTER_RULES: dict[str, Callable[[Launch], Iterator[Finding]]] = {
     "mask token": _mask_token,
     "block size": _block,
     "heads by tensor parallelism": _heads,
-    "candidates": _candidates,
-    "draft window": check_window,
     "context length": _context,
     "drafter's quantisation": _quantisation,
     "drafter's tensors": _tensors,

@@ -1,7 +1,5 @@
 """The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
@@ -9,14 +7,14 @@ from typing import Any, Literal, Protocol, cast
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.errors import Finding, note, ok
+from sglang_dflash.errors import Finding, note
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
-from sglang_dflash.launch.widths import WidthConfig
-from sglang_dflash.upstream import read_record
+from sglang_dflash.launch.width_config import WidthConfig
+from sglang_dflash.upstream import attached_decision
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -29,11 +27,11 @@ class DraftWindow:
     tokens: int  # before the block
     block: int  # positions of the widest block
     page: int  # slots
-    lag: int = 0  # tokens from the end of a cached prefix to the last one of its request, at most
-    cached: bool = False  # whether there are prefixes
+    lag: int = 0  # at most this many tokens of a request follow its cached prefix
+    cached: bool = False  # whether prefixes are cached
 
     def start(self, end: int) -> int:
-        """Return the first token that a block after ``end`` tokens sees."""
+        """Return the first token that a block after ``end`` tokens reads."""
         start = max(0, end - self.tokens)
         return start - start % self.page
 
@@ -46,9 +44,9 @@ class DraftWindow:
         return self._in_pages(one + min(3 * one, CONVERSATION)) if self.cached else 0
 
     def ring_slots(self, context: int) -> int:
-        """Return the slots per request, in whole pages. It must hold the window of the last prefix until it is copied.
+        """Return the slots per request, in whole pages. It holds the window of the last prefix until it is copied.
 
-        SGLang reserves two blocks more than are committed, and the next step may already be launched.
+        SGLang reserves two blocks after the committed tokens, and the next step may already be launched.
         """
         return self._in_pages(min(self.tokens, context + self.block) + self.page - 1 + self.lag + 4 * self.block)
 
@@ -76,10 +74,10 @@ def context_window(requested: int | None, drafter: DrafterConfig) -> int | None:
 
 
 def draft_window(launch: Launch) -> DraftWindow | None:
-    """Return the window that the user chose, or that of a drafter whose layers all slide, if it saves memory.
+    """Return the window that the user set, or that of a drafter whose layers all slide, if it saves memory.
 
-    It does where a request's slots are fewer than the K/V tokens that each request is left. Without the flag,
-    hierarchical caches and transfers keep the drafter's K/V of all tokens.
+    A window saves memory if its slots per request are fewer than ``TOKENS_PER_REQUEST``. Without the flag, hierarchical
+    caches and transfers store the drafter's K/V of all tokens.
     """
     settings, requested = launch.settings, launch.settings.speculative_draft_window_size
     tokens = context_window(requested, launch.drafter)
@@ -93,12 +91,6 @@ def draft_window(launch: Launch) -> DraftWindow | None:
     return window if requested is not None or saves else None
 
 
-def check_window(launch: Launch) -> Iterator[Finding]:
-    reads = draft_window(launch)
-    kept = "" if reads is None or not reads.cached else ", which cached prefixes keep"
-    yield ok("" if reads is None else f"{reads.tokens} tokens{kept}; sliding layers keep their own window")
-
-
 @dataclass(frozen=True)
 class ServingPlan:
     """Every decision about how our worker serves a pair."""
@@ -110,26 +102,26 @@ class ServingPlan:
     window: DraftWindow | None  # None for the whole context
     replay: bool  # whether there are recurrent states, which a commit replays
     records: int  # positions of a request's replay records
-    copies: bool  # whether text that a request repeats is copied
-    overlap: bool  # with the scheduler
+    copies: bool  # whether repeated text is copied
+    overlap: bool  # whether the scheduler overlaps steps
     role: Role
     exact: bool = False  # whether a verify is bit-identical to plain decoding
     inexact: tuple[str, ...] = ()  # why not, if requested
-    groups: int = 1  # of ranks that serve different requests (DP attention)
+    groups: int = 1  # groups of ranks, each with its requests (DP attention)
     own_attention: bool = False  # whether the drafter attends through our backend
     one_forward: bool = False  # whether we replay the drafter's graphs, so that SGLang runs the target's forward only
     verify_attention: bool = True  # whether our kernel attends in a verify under Triton attention
-    state_dtype: str | None = None  # of replayed states
+    state_dtype: str | None = None  # dtype of replayed states
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load SGLang's plugins in the process that receives the arguments; Ray's actors and some others never do."""
+        """Load SGLang's plugins in the process that receives the arguments: SGLang loads none in Ray's actors."""
         from sglang_dflash.upstream.names import load_plugins
 
         load_plugins()
         self.__dict__.update(state)
 
     @property
-    def drafted(self) -> int:
+    def drafter_width(self) -> int:
         """Positions that the drafter drafts, anchor included. The rest of a wider block is copied."""
         return min(self.block, self.drafter.block_size or self.block)
 
@@ -139,16 +131,14 @@ class ServingPlan:
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafted)
+        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafter_width)
 
     def describe(self) -> dict[str, object]:
         """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
         return {
             "block_size": self.block,
-            "drafted": self.drafted,
+            "drafted": self.drafter_width,
             "adaptive": self.widths is not None,
-            "strategy": f"{'chain of argmax drafts' if self.has_drafter else 'copies alone'}, "
-            f"{'adaptive' if self.widths else 'fixed'} width up to {self.block}",
             "layers": list(self.drafter.layer_types),
             "causal": list(self.drafter.causal),
             "target_layer_ids": list(self.drafter.target_layer_ids),
@@ -193,13 +183,8 @@ def check_overlap(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def check_backup(launch: Launch) -> Iterator[Finding]:
-    if backs_up_drafter(launch):
-        yield note("backed up in host memory while the server sleeps", remedy="none needed")
-
-
 def backs_up_drafter(launch: Launch) -> bool:
-    """After a resume a trainer writes the target only."""
+    """Return whether the drafter is backed up: after a resume a trainer writes the target only."""
     settings = launch.settings
     return settings.enable_memory_saver and not settings.enable_weights_cpu_backup and launch.has_drafter
 
@@ -207,7 +192,7 @@ def backs_up_drafter(launch: Launch) -> bool:
 def resumes_retracted(launch: Launch) -> bool:
     """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
 
-    At a retraction SGLang drops the step but keeps the state.
+    A retraction drops the step in flight, and SGLang saves the state that this step advanced.
     """
     backup = launch.settings.disaggregation_decode_retraction_backup
     return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
@@ -215,12 +200,12 @@ def resumes_retracted(launch: Launch) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a launch decided about DFLASH. Server arguments carry it to every process.
+    """The decision of a launch about DFLASH. Server arguments transport it to every process.
 
     Attributes:
         plan: of this package's worker; None if SGLang's own serves.
         reason: why SGLang's own worker serves.
-        launch: of a launch that goes on, until SGLang has read the target and the plan is made.
+        launch: set until SGLang has read the target and the plan is made.
     """
 
     plan: ServingPlan | None = None
@@ -229,12 +214,12 @@ class Decision:
 
 
 def decision_of(server_args: Any) -> Decision:
-    """Return what was decided; an empty decision for arguments of another algorithm or without this package."""
-    return cast(Decision, read_record(server_args) or Decision())
+    """Return the decision; an empty one for arguments of another algorithm or without this package."""
+    return cast(Decision, attached_decision(server_args) or Decision())
 
 
 class Worker(Protocol):
-    """What hooks read of the worker: its plan, ``DraftRings`` or None, the drafter's runner, and its ``Width``."""
+    """The attributes of a worker that hooks read: its plan, ``DraftRings`` or None, the drafter's runner, ``Width``."""
 
     plan: ServingPlan
     rings: Any
@@ -243,7 +228,7 @@ class Worker(Protocol):
 
 
 class Current:
-    """The worker of this process, for hooks and for classes that SGLang constructs. It exists once hooks run."""
+    """The worker of this process, for hooks and for classes that SGLang constructs. It exists before they run."""
 
     worker: Worker
 

@@ -1,7 +1,5 @@
 """Published pairs: ``--speculative-draft-model-path auto``, and the figures of their model cards."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ from typing import Any
 from sglang_dflash.errors import DFlashError
 
 AUTO = "auto"
-_SIMILAR = 0.3  # of names
+_SIMILAR = 0.3  # similarity of names that are suggested
 # the end of a quantised variant's name, such as -FP8-dynamic, -AWQ-4bit or -quantized.w4a16
 _QUANTISED = re.compile(r"[-_.](?:(?:nv|mx)?fp[48]|awq|gptq|u?int[48]|w[48]a(?:4|8|16)|[48]-?bit|quantized|bnb).*$")
 

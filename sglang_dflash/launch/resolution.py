@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_dflash.drafter.checkpoint import plain_view
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.drafter.checkpoint import ModelFiles, plain_view
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.old_flags import explain_environment
@@ -22,7 +22,7 @@ from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.rules import EARLY, LATE, Rule, judge
 from sglang_dflash.launch.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.launch.states import needs_bfloat16_states
-from sglang_dflash.upstream import check_version, hooks, misfit, write_record
+from sglang_dflash.upstream import attach_decision, check_version, hooks, misfit
 from sglang_dflash.upstream.names import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
     add_draft_attention_backend_choices,
@@ -42,25 +42,13 @@ _LEVELS = {"note": logging.INFO, "warn": logging.WARNING}
 _NVIDIA = Path("/dev/nvidiactl"), Path("/dev/dxg")  # Linux, WSL
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Arguments of SGLang that this package replaces, by name: before, during and after SGLang resolves speculation.
-
-    Those of ``during`` are restored after it.
-    """
-
-    before: Mapping[str, Any]
-    during: Mapping[str, Any]
-    after: Mapping[str, Any]
-
-
 def changes_for_models(launch: Launch) -> dict[str, Any]:
     """Return what is replaced before SGLang reads the models."""
     changes: dict[str, Any] = {}
     if needs_bfloat16_states(launch):
         changes["mamba_ssm_dtype"] = "bfloat16"
     if launch.has_drafter and launch.settings.speculative_draft_model_quantization is None:
-        # SGLang would apply the target's flag to the drafter; the drafter's own config.json still applies
+        # SGLang would apply the target's flag to the drafter; the drafter's config.json still applies
         changes["speculative_draft_model_quantization"] = PLAIN_LAYERS
     if launch.has_drafter and (view := plain_view(launch.drafter_files)):
         logger.warning("DFLASH: the drafter %s is loaded from its plain form in %s", launch.drafter_files.name, view)
@@ -68,29 +56,30 @@ def changes_for_models(launch: Launch) -> dict[str, Any]:
     return changes
 
 
-def changes_for_plan(launch: Launch, plan: ServingPlan) -> Changes:
+def changes_for_plan(launch: Launch, plan: ServingPlan) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return what is replaced before, during and after SGLang resolves speculation."""
     settings, before = launch.settings, dict[str, Any]()
     if plan.own_attention:
         before["speculative_draft_attention_backend"] = OUR_BACKEND
     if plan.widths is not None:
-        # SGLang's runners would size their graphs by its own candidates, or by a block that no width reaches
+        # SGLang would size its graphs by its adaptive candidates, or by a block wider than every width
         before |= {"speculative_adaptive": False}
         before |= dict.fromkeys(("speculative_num_draft_tokens", "speculative_dflash_block_size"), plan.block)
     if not plan.overlap:
         before["disable_overlap_schedule"] = True
     if backs_up_drafter(launch):
         before["enable_draft_weights_cpu_backup"] = True
-    # SGLang reads the drafter's configuration, with the target's overrides, and requires a drafter
+    # SGLang would apply the target's overrides to the drafter, and requires a drafter's path: hide both meanwhile
     during: dict[str, Any] = {"json_model_override_args": "{}"}
     if not plan.has_drafter:
         during = {"speculative_draft_model_path": settings.model_path, "speculative_draft_model_revision": None}
     after: dict[str, Any] = {}
     if plan.replay:
-        # it would refuse a replay for DFLASH on these targets; its default dtype for one is float32, even if plain
-        # decoding has another
+        # SGLang refuses a replay for DFLASH while it resolves speculation. Its default dtype for a replay is float32,
+        # also where plain decoding has another.
         after = {"enable_linear_replayssm_spec": True, "linear_replayssm_cache_len": plan.records}
         after["mamba_ssm_dtype"] = plan.state_dtype
-    return Changes(before, during, after)
+    return before, during, after
 
 
 def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -114,8 +103,8 @@ def after_model_paths(server_args: ServerArgs, previous: Callable[[ServerArgs], 
     check_sglang()
     _declare(server_args, **(changes := changes_for_models(launch)))
     if view := changes.get("speculative_draft_model_path"):
-        launch = launch.loaded_from(view)
-    write_record(server_args, Decision(launch=launch))
+        launch = replace(launch, drafter_files=ModelFiles(view))
+    attach_decision(server_args, Decision(launch=launch))
 
 
 def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
@@ -129,20 +118,21 @@ def around_speculation(server_args: ServerArgs, previous: Callable[[ServerArgs],
         previous(server_args)
         return
     plan = decide(launch)
-    write_record(server_args, Decision(plan))
+    attach_decision(server_args, Decision(plan))
     if plan.own_attention:
         accept_our_backend()
-    changes = changes_for_plan(launch, plan)
-    restored = {name: getattr(launch.settings, name) for name in changes.during}
-    _declare(server_args, **changes.before, **changes.during)
+    before, during, after = changes_for_plan(launch, plan)
+    restored = {name: getattr(launch.settings, name) for name in during}
+    _declare(server_args, **before, **during)
     previous(server_args)
-    _declare(server_args, **restored, **changes.after)
+    _declare(server_args, **restored, **after)
 
 
 def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule]) -> bool:
     """Apply rules: raise an error, log the rest, and return whether SGLang's own worker serves."""
     for finding in judge(launch, rules):
-        raise_first_error((finding,))
+        if finding.level == "error":
+            raise DFlashError(finding.value, finding.remedy)
         if finding.level == "builtin":
             leave(server_args, finding.value)
             return True
@@ -154,7 +144,7 @@ def _is_left(server_args: ServerArgs, launch: Launch, rules: Mapping[str, Rule])
 def leave(server_args: ServerArgs, reason: str) -> None:
     """Leave a launch to SGLang's own worker."""
     logger.warning("DFLASH is served by SGLang's own worker, not by sglang-dflash: %s", reason)
-    write_record(server_args, Decision(reason=reason))
+    attach_decision(server_args, Decision(reason=reason))
 
 
 def on_our_cpu_platform() -> bool:
@@ -170,7 +160,7 @@ def refuse_without_accelerator() -> None:
 
 
 def this_device(base_gpu_id: int) -> Device:
-    """SGLang initialises CUDA here too."""
+    """Return the device of the first rank. Initialises CUDA, as SGLang does at this point."""
     if on_our_cpu_platform():
         return CPU
     if base_gpu_id >= torch.cuda.device_count():

@@ -1,6 +1,4 @@
-"""The rules of a launch, in the order in which a start and ``sglang-dflash check`` apply them."""
-
-from __future__ import annotations
+"""The rules of a launch, in the order of a start and of ``sglang-dflash check``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,11 +10,11 @@ from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import check_backup, check_overlap
+from sglang_dflash.launch.plan import check_overlap
 from sglang_dflash.launch.published import card_of_target
 from sglang_dflash.launch.settings import DRAFTER_ARGUMENTS, ONE_FORWARD_SWITCH, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
-from sglang_dflash.launch.widths import check_widths
+from sglang_dflash.launch.width_config import check_widths
 
 Rule = Callable[[Launch], Iterator[Finding]]
 
@@ -25,9 +23,9 @@ _DRAFT_BACKEND = "speculative_draft_attention_backend"
 
 
 def judge(launch: Launch, rules: Mapping[str, Rule]) -> Iterator[Finding]:
-    """Yield all errors of each rule, and its first other finding, if any, before them; an ok one without any.
+    """Yield all errors of each rule, and its first other finding; an ok finding if a rule yields none.
 
-    A ``builtin`` finding is the last. So is the error that a rule raises: later rules could not read the pair.
+    Stop after a ``builtin`` finding, and after an error that a rule raises: later rules could not read the pair.
     """
     for about, rule in rules.items():
         is_first = True
@@ -91,18 +89,6 @@ def _grammars(launch: Launch) -> Iterator[Finding]:
         yield Finding.of(cannot_roll_back("outlines", "OutlinesGrammar"))
 
 
-def _acceptance(launch: Launch) -> Iterator[Finding]:
-    flags = {
-        "--speculative-use-rejection-sampling": launch.settings.speculative_use_rejection_sampling,
-        "--speculative-use-block-verification": launch.settings.speculative_use_block_verification,
-    }
-    if given := [flag for flag, value in flags.items() if value]:
-        yield note(
-            f"{' '.join(given)} has no effect: each committed token is the target's own draw, with the request's seed",
-            remedy="leave it out",
-        )
-
-
 def _backend(name: str, launch: Launch) -> Iterator[Finding]:
     settings, device, flag = launch.settings, launch.device, flag_of(name)
     if device.capability is None:
@@ -144,7 +130,6 @@ EARLY: dict[str, Rule] = {
     "target": which_worker.check_target,
     "drafter": _drafter_path,
     "grammar backend": _grammars,
-    "sampled acceptance": _acceptance,
     "configuration": _configuration,
     **{about: _with_drafter(rule) for about, rule in DRAFTER_RULES.items()},
     "recurrent snapshots": check_snapshots,
@@ -160,6 +145,5 @@ LATE: dict[str, Rule] = {
     "widths": check_widths,
     "replay records": check_records,
     "overlap": check_overlap,
-    "drafter's weights": check_backup,
     "exact": check_exact,
 }

@@ -19,9 +19,9 @@ _WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
 _WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
-PLAIN_LAYERS = "unquant"  # of --speculative-draft-model-quantization
+PLAIN_LAYERS = "unquant"  # value of --speculative-draft-model-quantization
 
-MAX_RUNNING = 48  # for DFLASH
+MAX_RUNNING = 48  # SGLang's default for DFLASH
 # attention backend -> its pages, tokens; SGLang replaces other sizes by 64
 _MLA_PAGES = dict.fromkeys(("cutedsl_mla", "trtllm_mla"), (32, 64))
 _PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
@@ -29,23 +29,14 @@ _PAGES = {"trtllm_mha": (16, 32, 64, 128), "flashmla": (64,), **_MLA_PAGES}
 SLOTS = {"extra_buffer": 5, "extra_buffer_lazy": 4, "no_buffer": 3}
 
 _LIMITS: dict[str, tuple[float, float]] = {
-    "context_length": (1, 1 << 31),
-    "linear_replayssm_cache_len": (1, 1 << 16),
-    "mamba_full_memory_ratio": (1e-6, 1e6),
-    "mamba_track_interval": (1, 1 << 31),
-    "max_mamba_cache_size": (1, 1 << 31),
-    "max_running_requests": (1, 1 << 20),
-    "max_total_tokens": (1, 1 << 40),
-    "mem_fraction_static": (1e-6, 1),
-    "page_size": (1, 1 << 20),
-    "pp_size": (1, 1 << 16),
-    "speculative_dflash_block_size": (2, 1 << 12),
-    "speculative_draft_window_size": (1, 1 << 31),
+    "context_length": (1, 1 << 31), "linear_replayssm_cache_len": (1, 1 << 16), "mamba_full_memory_ratio": (1e-6, 1e6),
+    "mamba_track_interval": (1, 1 << 31), "max_mamba_cache_size": (1, 1 << 31), "max_running_requests": (1, 1 << 20),
+    "max_total_tokens": (1, 1 << 40), "mem_fraction_static": (1e-6, 1), "page_size": (1, 1 << 20),
+    "pp_size": (1, 1 << 16), "speculative_dflash_block_size": (2, 1 << 12), "tp_size": (1, 1 << 16),
+    "speculative_draft_window_size": (1, 1 << 31), "swa_full_tokens_ratio": (1e-6, 1),
     "speculative_num_draft_tokens": (2, 1 << 12),  # an anchor and a draft
-    "swa_full_tokens_ratio": (1e-6, 1),
-    "tp_size": (1, 1 << 16),
-}
-# of a drafter, without which they are an error
+}  # fmt: skip
+# arguments that are an error without a drafter
 DRAFTER_ARGUMENTS = tuple(
     f"speculative_draft_{name}"
     for name in ("attention_backend", "kv_cache_dtype", "model_quantization", "model_revision", "window_size")
@@ -54,9 +45,10 @@ DRAFTER_ARGUMENTS = tuple(
 
 @dataclass(frozen=True)
 class Settings:
-    """SGLang's arguments as attributes, by SGLang's names; None means unset.
+    """SGLang's arguments as attributes with SGLang's names; None means unset.
 
-    Each read returns what SGLang has resolved so far, and adds the name to ``read``. ``changes`` replace arguments.
+    Each read returns the current value, which SGLang may still resolve, and adds the name to ``read``. ``changes``
+    replace arguments.
     """
 
     arguments: Any = None
@@ -65,7 +57,7 @@ class Settings:
     read: set[str] = field(default_factory=set, compare=False)  # shared with the settings that `changed` returns
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of copies and pickles
+        if name.startswith("_"):  # copies and pickles read such names
             raise AttributeError(name)
         self.read.add(name)
         return self.changes[name] if name in self.changes else getattr(self.arguments, name)
@@ -77,7 +69,7 @@ class Settings:
         return self.environ.get(name, "")
 
     def validate(self) -> None:
-        """Raise DFlashError for a switch's unknown word or, if our worker may serve, a number out of its limits."""
+        """Raise DFlashError for an unknown value of a variable or, if our worker may serve, a number out of range."""
         for name, words in _WORDS.items():
             if self.variable(name) not in ("", *words):
                 problem = f"{name}={self.variable(name)!r} is not {' or '.join(words)}"
@@ -98,7 +90,7 @@ class Settings:
 
     @property
     def one_forward_obstacle(self) -> str | None:
-        """Why this package cannot replay the drafter's graphs, or None. With several ranks, one could fail alone."""
+        """Why this package cannot replay the drafter's graphs, or None. A capture could fail on one rank only."""
         backend = self.cuda_graph_backend_decode
         return first_true({
             f"--tp-size {self.tp_size}": self.tp_size > 1,
@@ -122,7 +114,7 @@ class Settings:
     @property
     def groups(self) -> int:
         """Groups of ranks that serve different requests (DP attention); 1 without it."""
-        # the old spelling, which SGLang resolves to --attn-dp-size
+        # the old flags, which SGLang resolves to --attn-dp-size
         return self.dp_size if self.enable_dp_attention and self.attn_dp_size == 1 else self.attn_dp_size
 
     @property

@@ -1,6 +1,4 @@
-"""Recurrent states (gated delta net): what prevents a replay, their dtype, and snapshots."""
-
-from __future__ import annotations
+"""Recurrent states (gated delta net): reasons against a replay, their dtype, and snapshots."""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +48,7 @@ def check_states(launch: Launch) -> Iterator[Finding]:
 
 
 def check_records(launch: Launch) -> Iterator[Finding]:
-    """SGLang does not check their length."""
+    """Check the length of the replay records, which SGLang does not."""
     chosen, needed = int(launch.settings.linear_replayssm_cache_len), ring_length(launch.block)
     if replays(launch) and chosen != _RECORDS and (chosen < needed or chosen & (chosen - 1)):
         yield error(
@@ -60,7 +58,7 @@ def check_records(launch: Launch) -> Iterator[Finding]:
 
 
 def record_length(launch: Launch) -> int:
-    """Return the positions of a request's replay records; SGLang's default counts as none set."""
+    """Return the positions of a request's replay records; SGLang's default value counts as unset."""
     chosen = int(launch.settings.linear_replayssm_cache_len)
     return ring_length(launch.block) if chosen == _RECORDS else chosen
 
@@ -68,23 +66,16 @@ def record_length(launch: Launch) -> int:
 def ring_length(block: int) -> int:
     """Return the smallest power of two that holds a block of ``block`` tokens.
 
-    Such a ring is full after every verify, so every commit updates the state.
+    A ring of this length is full after every verify, so every commit updates the state.
     """
     return max(_MIN_RING, 1 << (block - 1).bit_length())
 
 
-def flashinfer_states(launch: Launch) -> str | None:
-    """Return the flag that selects FlashInfer's kernels for recurrent states, which need bfloat16, or None."""
-    settings = launch.settings
-    if not launch.device.is_blackwell:
-        return None
-    if settings.decode_backend == "flashinfer":
-        return "--linear-attn-decode-backend" if settings.linear_attn_decode_backend else "--linear-attn-backend"
-    return "--linear-attn-verify-backend" if settings.linear_attn_verify_backend == "flashinfer" else None
-
-
 def needs_bfloat16_states(launch: Launch) -> bool:
-    return launch.settings.mamba_ssm_dtype is None and flashinfer_states(launch) is not None
+    """Return whether FlashInfer's kernels serve the recurrent states, whose dtype the user left to SGLang."""
+    settings, is_blackwell = launch.settings, (launch.device.capability or (0, 0))[0] >= 10
+    backends = settings.decode_backend, settings.linear_attn_verify_backend
+    return is_blackwell and settings.mamba_ssm_dtype is None and "flashinfer" in backends
 
 
 def state_dtype(launch: Launch) -> str:
@@ -102,7 +93,7 @@ def snapshot_grid(launch: Launch) -> int:
 
 
 def check_snapshots(launch: Launch) -> Iterator[Finding]:
-    """With overlap, a step is launched before SGLang knows where the step in flight stored its snapshot."""
+    """With overlap, SGLang launches a step before it has read where the step in flight stored its snapshot."""
     settings, block, interval = launch.settings, launch.block, launch.settings.mamba_track_interval
     caches = not settings.disable_radix_cache and settings.mamba_radix_cache_strategy != "no_buffer"
     if not (launch.hybrid and caches) or interval is None:

@@ -1,7 +1,5 @@
 """Which worker serves DFLASH: this package's, or SGLang's own with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,7 +19,7 @@ _EQUALITY, _CARDS, _IMAGES, _FAMILIES = (
 
 
 class Proof(NamedTuple):
-    """What has run targets of one kind.
+    """The tests that run targets of one kind.
 
     Attributes:
         tests: by model type of the text configuration, the test that serves it on the CPU platform and compares its
@@ -56,13 +54,13 @@ PROVEN = {
         dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "kimi_k2"), _FAMILIES), frozenset({_LATENT})
     ),
 }
-# Model types whose embedding is whole in each DP-attention group, since a drafter embeds at times when no other group
-# does, and which a test serves so.
+# Model types whose embedding is whole in each DP-attention group: a drafter embeds when no other group does. A test
+# serves each of them with DP attention.
 LOCAL_EMBEDDING = {
     *("qwen2", "qwen3", "qwen3_vl", "qwen3_vl_text", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"),
     *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 }
-# Model types of text configurations whose layers SGLang 0.5.23 cannot capture, so that no worker serves them
+# Model types of text configurations whose layers SGLang 0.5.23 cannot capture: no worker serves them
 LEFT = {
     "gemma3_text": "SGLang captures the layers of Gemma 3 without the residual: its drafters would read wrong states",
     "qwen4_exp_text": "SGLang captures no layers of Qwen3.8-Flash-Next, and no DFlash drafter is published for it",
@@ -91,7 +89,7 @@ def _mechanisms(text: Mapping[str, Any]) -> set[str]:
 
 
 def _has_mamba(text: Mapping[str, Any]) -> bool:
-    # by name, or Nemotron-H's pattern of letters
+    # names of layers, or Nemotron-H's pattern of letters
     names = text.get("layers_block_type") or text.get("hybrid_override_pattern") or text.get("layer_types")
     return isinstance(names, str | list) and any(each in ("M", "mamba") for each in names)
 
@@ -129,15 +127,13 @@ def check_worker(launch: Launch) -> Iterator[Finding]:
         yield builtin("context parallelism is used")
     if settings.enable_watermark:
         yield builtin("--enable-watermark is used")
-    if settings.speculative_accept_threshold_single != 1.0:
-        yield builtin("--speculative-accept-threshold-single is not lossless")
-    if settings.speculative_accept_threshold_acc != 1.0:
-        yield builtin("--speculative-accept-threshold-acc is not lossless")
+    if not settings.speculative_accept_threshold_single == settings.speculative_accept_threshold_acc == 1.0:
+        yield builtin("--speculative-accept-threshold-single or -acc is not lossless")
     yield ok("sglang-dflash")
 
 
 def served_by_neither(reason: str, launch: Launch) -> Iterator[Finding]:
-    """Yield why SGLang's own worker cannot serve either what is left to it for a reason."""
+    """Yield why SGLang's own worker cannot serve a pair that is left to it for ``reason``."""
     by_switch = launch.settings.wants_builtin
     if not launch.has_drafter and not by_switch:
         yield error(

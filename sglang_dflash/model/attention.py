@@ -22,7 +22,7 @@ class QKNormRope(nn.Module):
 
     Args:
         norms: (Q norm, K norm) of each layer; their weights become views of one tensor.
-        positions: rows of the RoPE table, allocated here because CUDA graphs hold its address.
+        positions: rows of the RoPE table, allocated here because CUDA graphs store its address.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class QKNormRope(nn.Module):
         for param, row in zip(params, rows, strict=True):
             param.data = row
         self._weights = rows.unflatten(0, (len(norms), 2))
-        # no buffer: /weights_checker would reset it, and no update would restore it
+        # no buffer: /weights_checker would reset it, and updates would not restore it
         self._row_of_head = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=rows.device)
 
     def block(self, positions: Tensor) -> BlockNormRope:

@@ -1,9 +1,7 @@
 """Block attention behind SGLang's interface: the drafter's backend.
 
-No metadata is prepared: the kernel reads lengths and slots where the batch has them.
+It prepares no metadata: the kernel reads lengths and slots from the batch.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -48,7 +46,7 @@ class BlockAttention(AttentionBackend):
 def attend_block(
     backend: Any, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, sinks: Tensor | None = None
 ) -> Tensor:
-    """Write a block's K/V and attend: ``q [bs * w, H * D]`` to the same shape, dense."""
+    """Write a block's K/V and attend: ``q [bs * w, H * D]`` to a dense tensor of its shape."""
     pool, scales, written = backend.token_to_kv_pool, {}, [k, v]
     if layer.k_scale is not None:
         scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}

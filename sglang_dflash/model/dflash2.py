@@ -1,7 +1,5 @@
 """DFlash2's additions: a convolution over the positions of a block, and a candidate selector."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

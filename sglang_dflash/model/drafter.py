@@ -1,7 +1,5 @@
 """The drafter model as SGLang loads and runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +65,9 @@ class StagedContext:
 
 
 class StoredQuantisation:
-    """SGLang's quantisation of the layers that a checkpoint stores quantised; ``plain`` modules are not.
+    """SGLang's quantisation of a checkpoint's layers, except ``plain`` modules, which it stores unquantised.
 
-    AWQ and GPTQ quantise no layer outside of the transformer's, and declare none of the others.
+    AWQ and GPTQ checkpoints quantise the transformer's layers only, and do not list the others.
     """
 
     def __init__(self, config: Any, plain: Collection[str]) -> None:
@@ -112,7 +110,7 @@ class DrafterLayer(nn.Module):
 class DFlashDraftModel(nn.Module):
     # sharded over the ranks that share one batch
     draft_parallel_spec = DraftParallelSpec(tp_execution=DraftTPExecution.SINGLE_GROUP)
-    # with which SGLang reads a list of ignored layers
+    # SGLang reads lists of ignored layers with these
     packed_modules_mapping = PACKED
     hf_to_sglang_mapper = WeightsMapper(orig_to_new_prefix={"model.": ""})
 
@@ -155,19 +153,19 @@ class DFlashDraftModel(nn.Module):
             self.candidate_selector = CandidateSelector(parsed, quant_config, f"{base}candidate_selector")
         self.vocabulary: TargetVocabulary | None = None
         self.staged: StagedContext | None = None
-        self.noise: Noise  # set before a forward: of a batch's requests, in memory that the CUDA graphs read
+        self.noise: Noise  # of a batch, in memory that the CUDA graphs read; set before a forward
         self._returns_margins = current.worker.plan.copies
         self._complete = False
 
     def set_vocabulary(self, vocabulary: TargetVocabulary) -> None:
-        drafted = getattr(self, TARGET_TO_DRAFT, None)
-        self.vocabulary = vocabulary if drafted is None else vocabulary.reduced(drafted)
+        allowed_ids = getattr(self, TARGET_TO_DRAFT, None)
+        self.vocabulary = vocabulary if allowed_ids is None else vocabulary.reduced(allowed_ids)
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> DraftOutput:
         """Draft one block per request: anchor and mask tokens ``input_ids`` at ``positions``, int64 [bs * w].
 
-        First inject ``bs * w`` rows of the staged context, if it has as many.
+        First inject ``bs * w`` rows of the staged context, if it has so many.
         """
         assert self.vocabulary is not None, "set_vocabulary() before drafting"
         if self.staged is not None and len(input_ids) <= len(self.staged):
@@ -179,8 +177,8 @@ class DFlashDraftModel(nn.Module):
         hidden, _ = self.norm(hidden, residual)
         masks, anchors = hidden.unflatten(0, (-1, width))[:, 1:], input_ids.view(-1, width)[:, 0]
         noise = Noise(*(each[: len(anchors)] for each in self.noise))
-        choose = self.candidate_selector or TargetVocabulary.likeliest
-        drafts, margins = choose(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
+        head = self.candidate_selector or TargetVocabulary.likeliest
+        drafts, margins = head(self.vocabulary, anchors, masks, positions.view(-1, width)[:, 0], noise)
         return DraftOutput(
             next_token_logits=None,
             drafts=drafts,
@@ -215,7 +213,7 @@ class DFlashDraftModel(nn.Module):
         slots.zero_()
 
     def get_attention_sliding_window_size(self) -> int | None:
-        # for SGLang's attention backends
+        # SGLang's attention backends call this
         return None if self.drafter_config.sliding_window is None else window_left(self.drafter_config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -226,7 +224,7 @@ class DFlashDraftModel(nn.Module):
             loader = getattr(params[name], "weight_loader", default_weight_loader)
             try:
                 loader(params[name], tensor, *(() if shard is None else (shard,)))
-            except (AssertionError, RuntimeError, ValueError) as error:  # of a quantised layer's loaders
+            except (AssertionError, RuntimeError, ValueError) as error:  # raised by the loaders of quantised layers
                 part = name if shard is None else f"{name} ({shard})"
                 report.misshaped.append(
                     f"{part} is {list(tensor.shape)}, of {list(params[name].shape)} {error}".strip()

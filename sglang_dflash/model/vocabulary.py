@@ -21,15 +21,15 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.ops import Noise, leading_tokens, likeliest_tokens, linear, walk_candidates
 
-CANDIDATES = 16  # of which a sampled request's unsure drafts are drawn
+CANDIDATES = 16  # an unsure draft of a sampled request is drawn from so many
 
 
 @dataclass(frozen=True)
 class TargetVocabulary:
     """Map token ids to embeddings, and hidden states to the tokens of the largest logits.
 
-    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap are increasing,
-    so the order needs neither; margins and probabilities are the drafter's as trained, so both apply.
+    It is no module, so that the target's weights do not become the drafter's parameters. Scale and cap do not change
+    which token is largest. They change margins and probabilities, so they are applied there.
 
     Attributes:
         embedding, lm_head: the target's, vocabulary-parallel.
@@ -37,7 +37,7 @@ class TargetVocabulary:
         mask_embedding: [H]; None for the target's row.
         logit_scale: positive scale of the logits.
         logit_cap: soft cap of the scaled logits, ``cap * tanh(logit / cap)``, or None.
-        drafted: bool [num_ids], the ids that may be drafted; None for all.
+        allowed_ids: bool [num_ids], the ids that may be drafted; None for all.
     """
 
     embedding: Any
@@ -49,7 +49,7 @@ class TargetVocabulary:
     mask_embedding: Tensor | None
     logit_scale: float
     logit_cap: float | None
-    drafted: Tensor | None = None
+    allowed_ids: Tensor | None = None
 
     @classmethod
     def of(cls, target: Any, drafter: DrafterConfig, mask_embedding: Tensor | None) -> TargetVocabulary:
@@ -80,10 +80,10 @@ class TargetVocabulary:
             logit_cap=drafter.logit_cap,
         )
 
-    def reduced(self, drafted: Tensor) -> TargetVocabulary:
-        """Return a vocabulary that drafts only the tokens marked in ``drafted``, bool [vocabulary]."""
+    def reduced(self, allowed_ids: Tensor) -> TargetVocabulary:
+        """Return a vocabulary that drafts only the tokens marked in ``allowed_ids``, bool [vocabulary]."""
         # a view, so that updates reach it
-        return replace(self, drafted=drafted[self.first_id : self.first_id + self.num_ids])
+        return replace(self, allowed_ids=allowed_ids[self.first_id : self.first_id + self.num_ids])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return embeddings [n, H] of token ids int64 [n]."""
@@ -118,7 +118,7 @@ class TargetVocabulary:
         return logits if self.logit_cap is None else self.logit_cap * torch.tanh(logits / self.logit_cap), tokens
 
     def top_k_of_shard(self, logits: Tensor, k: int, noise: Noise | None = None) -> tuple[Tensor, Tensor]:
-        """Return the same, without scale and cap, from this rank's logits [n, num_ids]."""
+        """Return the result of :meth:`top_k` without scale and cap, from this rank's logits [n, num_ids]."""
         group = get_parallel().tp_group
         logits, tokens = leading_tokens(logits, min(k, self.num_ids), noise)
         if self._is_divided:
@@ -141,12 +141,12 @@ class TargetVocabulary:
         else:
             # as the target computes its own logits; columns after the rank's ids are padding
             logits = self.lm_head.quant_method.apply(self.lm_head, hidden, None)[:, : self.num_ids]
-        return logits if self.drafted is None else logits.masked_fill(~self.drafted, float("-inf"))
+        return logits if self.allowed_ids is None else logits.masked_fill(~self.allowed_ids, float("-inf"))
 
 
 class LeavesLogits:
-    """A mixin of SGLang's ``LogitsProcessor``: a verify, and a plain decode at width 1, get the LM head's own logits,
-    which are not converted to float32, nor gathered in a verify if they are ``sharded``."""
+    """A mixin of SGLang's ``LogitsProcessor``. In a verify, and in a decode of width 1, it returns the LM head's logits
+    without a conversion to float32. In a verify it does not gather ``sharded`` logits."""
 
     sharded: bool
     do_tensor_parallel_all_gather: bool
@@ -171,10 +171,11 @@ class LeavesLogits:
 
 
 class BlockLogits:
-    """Keeps a block's logits as the LM head computes them: in its dtype, on its rank.
+    """A block's logits in the LM head's dtype, on each rank its shard.
 
-    SGLang converts them to float32, in its graphs. The conversion is exact and keeps order and ties, so an argmax does
-    not need it. A graph's logits are valid until the next graph runs. Build it before the target's graphs are captured.
+    SGLang converts logits to float32 in its graphs. The conversion is exact and preserves order and ties, so an argmax
+    does not need it. A graph's logits are valid until the next graph runs. Construct this object before the target's
+    graphs are captured.
     """
 
     def __init__(self, target: ModelRunner, vocabulary: TargetVocabulary) -> None:

@@ -1,7 +1,5 @@
 """Operations of one decode step: torch definitions (:mod:`.reference`), and their Triton kernels on CUDA."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from functools import cache, wraps
@@ -73,6 +71,5 @@ leading_tokens = by_device(model.leading_tokens, f"{_KERNELS}.model")
 likeliest_tokens = by_device(model.likeliest_tokens, f"{_KERNELS}.model")
 walk_candidates = by_device(model.walk_candidates, f"{_KERNELS}.model")
 penalize_block = by_device(sampling.penalize_block, f"{_KERNELS}.sampling")
-repeat_rows = by_device(sampling.repeat_rows, f"{_KERNELS}.sampling")
 seeded_tokens = by_device(sampling.seeded_tokens, f"{_KERNELS}.sampling")
 linear = by_device(model.linear)

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class RecurrentCommit:
-    """Commits each request's recurrent state (GDN and convolution) after its last accepted token, with snapshots at
-    prefix-cache track boundaries. It runs before a step is published, as the scheduler may then reuse state slots.
+    """Commits each request's recurrent state (GDN and convolution) after its last accepted token.
+
+    It also takes snapshots at track boundaries of the prefix cache. It runs before a step is published: after that the
+    scheduler may reuse state slots.
     """
 
     compiles_every_batch = False  # whether a commit is compiled for each batch size
@@ -31,18 +33,18 @@ class RecurrentCommit:
         self._requests = target_worker.model_runner.req_to_token_pool
         if getattr(self._requests, "mamba_pool", None) is not None:
             self.state_table = self._requests.req_index_to_mamba_index_mapping
-            self._interval = mamba_track_grid(get_schedule().page_size)
+            self._track_every = mamba_track_grid(get_schedule().page_size)
 
     def prepare(self, step: Step) -> None:
-        """Most steps cross no boundary, and a snapshot costs as much as a commit."""
+        """Decide whether to take snapshots: most steps cross no boundary, and a snapshot costs as much as a commit."""
         if self.state_table is not None:
-            growth = step.state.in_flight + step.width  # host lengths lag one step
-            step.interval = self._interval if may_cross(step.state.committed_cpu, growth, self._interval) else 0
+            growth, every = step.state.in_flight + step.width, self._track_every  # host lengths lag one step
+            step.track_every = every if may_cross(step.state.committed_cpu, growth, every) else 0
 
     def advance(self, step: Step) -> None:
         if self.state_table is None:
             return
-        track = step.batch.mamba_track_indices if step.interval else None  # slots of snapshots, negative: none
+        track = step.batch.mamba_track_indices if step.track_every else None  # slots of snapshots, negative: none
         if step.width > 1:
             self._commit(step, track)
         elif track is not None:  # width 1 has advanced the states in place

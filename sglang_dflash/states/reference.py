@@ -16,8 +16,6 @@ Shapes: ``bs`` requests, ``N = bs * width`` tokens, ``H`` key heads, ``HV`` valu
 H)``), ``R`` rows of ``L`` recorded tokens. All arithmetic is fp32, and nothing synchronises.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -108,22 +106,9 @@ def decay_between(g: Tensor) -> Tensor:
 
 
 def gdn_verify(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    states: Tensor,
-    slots: Tensor,
-    records: Records,
-    rows: Tensor,
-    *,
-    width: int,
-    scale: float,
-    round_beta: bool = False,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, states: Tensor,
+    slots: Tensor, records: Records, rows: Tensor, *, width: int, scale: float, round_beta: bool = False,
+) -> Tensor:  # fmt: skip
     """Run ``width`` tokens of every request and record their writes; the states do not change.
 
     Padding rows (slot < 0) are written to slot 0 and row 0, which SGLang reserves; the kernel skips them.
@@ -183,14 +168,9 @@ def gdn_block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def gdn_commit(
-    states: Tensor,
-    records: Records,
-    rows: Tensor,
-    slots: Tensor,
-    counts: Tensor,
-    track_slots: Tensor | None = None,
+    states: Tensor, records: Records, rows: Tensor, slots: Tensor, counts: Tensor, track_slots: Tensor | None = None,
     track_counts: Tensor | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Advance every request's state, in all layers, by its first ``counts`` recorded tokens.
 
     Args:

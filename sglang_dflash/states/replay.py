@@ -1,9 +1,7 @@
 """State replay: its two operations, and the hook that makes SGLang allocate its pool.
 
-Every commit folds SGLang's ring of records into the state, so a block's records begin at position 0.
+Every commit applies all records of SGLang's ring to the state, so a block's records begin at position 0.
 """
-
-from __future__ import annotations
 
 import copy
 from collections.abc import Callable
@@ -44,9 +42,9 @@ def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) ->
 
 
 def windows_by_token(windows: Tensor) -> Tensor:
-    """Lay out overlapping windows ``[layers, rows, L, dim, taps - 1]`` by token in the same memory.
+    """Lay out overlapping windows ``[layers, rows, L, dim, taps - 1]`` by token, in their memory.
 
-    SGLang's are by channel. A token's inputs are then stored side by side, 16 bytes at a time, and read so by a commit.
+    SGLang lays them out by channel. By token, a kernel stores, and a commit reads, 16 bytes of inputs at a time.
     """
     layer, row, step, _, column = windows.stride()
     dim = windows.shape[3]
@@ -55,8 +53,5 @@ def windows_by_token(windows: Tensor) -> Tensor:
 
 _POOLS = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
 HOOKS = Hooks(
-    around={
-        f"{_POOLS}._build_hybrid_req_pool": build_pool,
-        f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool,
-    }
+    around={f"{_POOLS}._build_hybrid_req_pool": build_pool, f"{_POOLS}._build_hybrid_mamba_decode_req_pool": build_pool}
 )

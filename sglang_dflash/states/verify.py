@@ -1,11 +1,8 @@
 """The verify of a GDN layer, from its input projections to its gated norm, in place of SGLang's.
 
-Two kernels: the convolution, and a rule: the gated delta rule, which records a block. Where SGLang's model passes
-its projections as they are (``models/qwen3_5.py``, on CUDA), the first one also splits them; elsewhere SGLang has split
-them before.
+It has two kernels: the convolution and a rule, which is the gated delta rule and records a block. Where SGLang's model
+passes unsplit projections (``models/qwen3_5.py``, on CUDA), the convolution also splits them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -41,20 +38,11 @@ def verify(
         b, a = gates.chunk(2, -1)
     width, cache = forward_batch.spec_info.draft_token_num, backend.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
     slots = backend.forward_metadata.mamba_cache_indices[: len(mixed_qkv) // width]
+    windows, rows = cache.intermediate_conv_window[0], backend.verify_intermediate_state_indices[: len(slots)]
     mixed, z, a, b = gdn_convolve(
-        mixed_qkv,
-        a,
-        b,
-        layer.conv_weights,
-        layer.bias,
-        cache.conv[0],
-        slots,
-        cache.intermediate_conv_window[0],
-        backend.verify_intermediate_state_indices[: len(slots)],
-        width=width,
-        silu=bool(layer.activation),
-        recurrent=cache.temporal,
-    )
+        mixed_qkv, a, b, layer.conv_weights, layer.bias, cache.conv[0], slots, windows, rows, width=width,
+        silu=bool(layer.activation), recurrent=cache.temporal,
+    )  # fmt: skip
     q, k, v = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim], -1)
     q, k = (part.unflatten(-1, (-1, layer.head_k_dim)) for part in (q, k))
     v = v.unflatten(-1, (-1, layer.head_v_dim))
@@ -74,8 +62,7 @@ def hooks(rule: Rule) -> Hooks:
     """Return the hooks of a verify by ``rule``."""
     backend = "layers.attention.linear.gdn_backend.GDNAttnBackend"
     return Hooks(
-        around={f"{backend}.forward_extend": partial(verify, rule)},
-        after={f"{backend}.__init__": take_projections},
+        around={f"{backend}.forward_extend": partial(verify, rule)}, after={f"{backend}.__init__": take_projections}
     )
 
 

@@ -1,4 +1,4 @@
-"""One decode step as data. Each stage of the worker fills fields that later stages and the features read."""
+"""One decode step as data. Each stage of the worker fills fields for later stages and features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from torch import Tensor
 
 from sglang_dflash.ops import Accepted
-from sglang_dflash.step.state import DraftState
+from sglang_dflash.step.draft_state import DraftState
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -28,8 +28,8 @@ class BlockKV:
     Attributes:
         seq_lens: int64 [bs], context tokens before the block.
         slots: int64 [bs * w].
-        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``exact``. ``host_tokens``: their
-            sum.
+        host_lens: [bs] on the host, lengths of context and block; upper bounds unless ``lens_are_exact``.
+        host_tokens: the sum of ``host_lens``.
         plan: SGLang's plan of these slots.
     """
 
@@ -38,7 +38,7 @@ class BlockKV:
     slots: Tensor
     host_lens: Tensor
     host_tokens: int
-    exact: bool
+    lens_are_exact: bool
     plan: Any = None
 
     def planned(self, translator: Any, rows: Tensor) -> BlockKV:
@@ -49,7 +49,7 @@ class BlockKV:
             write_virtual=self.slots,
             read_extent=self.width,
         )
-        return BlockKV(self.width, self.seq_lens, self.slots, self.host_lens, self.host_tokens, self.exact, plan)
+        return replace(self, plan=plan)
 
     def first(self, width: int, translator: Any, rows: Tensor) -> BlockKV:
         slots = self.slots.view(-1, self.width)[:, :width].flatten()
@@ -70,9 +70,9 @@ class Step:
         target_kv, draft_kv: the block in each model's pool; they differ under a draft window only.
         margins: float32 [bs, w - 1], drafts' logit margins if blocks are copied.
         grammar_tree: the drafts on the host.
-        state_slots: [bs], slots of recurrent states, or None. The scheduler may end a request before the commit and
-            reuse its row.
-        interval: tokens between track boundaries if a request may cross one, else 0.
+        state_slots: [bs], slots of recurrent states, or None. They are copied because the scheduler may end a request
+            before the commit and reuse its row.
+        track_every: tokens between track boundaries if a request may cross one, else 0.
         caught_up: whether the draft also injected tokens of plain steps.
         planned: SGLang's batch of the verify, if it was planned before the draft.
         verified: SGLang's result, with logits [bs * w, V] and hidden states [bs * w, K * H].
@@ -90,7 +90,7 @@ class Step:
     margins: Tensor | None = None
     grammar_tree: Any = None
     state_slots: Tensor | None = None
-    interval: int = 0
+    track_every: int = 0
     caught_up: bool = False
     planned: Any = None
     verified: Any = field(init=False)
@@ -106,7 +106,7 @@ class Step:
         )
 
     def result(self, *, counted: bool) -> GenerationBatchResult:
-        """``counted``: SGLang counts verified positions, because widths differ."""
+        """Return SGLang's result of the step. With ``counted`` SGLang counts verified positions, as widths differ."""
         accepted = self.accepted
         widths = constant(len(self.tokens), self.width, accepted.bonus.device) if counted else None
         return GenerationBatchResult(
@@ -125,7 +125,7 @@ class Step:
 
 @cache
 def constant(rows: int, value: int, device: torch.device) -> Tensor:
-    """The same int64 [rows] tensor each time; not to be written."""
+    """Return a shared int64 [rows] tensor. Do not write it."""
     return torch.full((rows,), value, device=device)
 
 

@@ -1,6 +1,4 @@
-"""The seam to SGLang: its version, the record on its arguments, hooks, and its names for every process (``launch``)."""
-
-from __future__ import annotations
+"""The interface to SGLang: its version, the decision on its arguments, hooks, and its names for every process."""
 
 import os
 from contextlib import suppress
@@ -23,12 +21,12 @@ def installed_plugins() -> list[EntryPoint]:
     return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
 
 
-def write_record(server_args: Any, value: object) -> None:
-    """Attach a value to server arguments, which every process of the server receives."""
+def attach_decision(server_args: Any, value: object) -> None:
+    """Attach a decision to server arguments, which every process of the server receives."""
     server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
 
 
-def read_record(server_args: Any) -> object:
+def attached_decision(server_args: Any) -> object:
     return getattr(server_args, "_sglang_dflash", None)
 
 

@@ -1,6 +1,4 @@
-"""Hooks into SGLang: tables of our functions by target, which each process installs once it has the serving plan."""
-
-from __future__ import annotations
+"""Hooks into SGLang: tables of functions by target, which each process installs when it has the serving plan."""
 
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,7 @@ Functions = Mapping[str, Callable[..., Any]]
 
 @dataclass(frozen=True, eq=False)
 class Hooks:
-    """What one feature patches, by target below ``sglang.srt``.
+    """The patches of one feature, by target below ``sglang.srt``.
 
     Attributes:
         before: functions of a call's arguments; they return None, or other positional and keyword arguments.
@@ -35,7 +33,7 @@ class Hooks:
             yield from ((f"sglang.srt.{target}", kind, function) for target, function in functions.items())
 
 
-_tables: list[Hooks] = []  # of this process
+_tables: list[Hooks] = []  # installed in this process
 
 
 def register(table: Hooks) -> None:
@@ -66,7 +64,7 @@ def install(*tables: Hooks) -> None:
 
 
 def installed() -> list[str]:
-    """Return what this process patches in SGLang, below ``sglang.srt``."""
+    """Return the names below ``sglang.srt`` that this process patches."""
     hooked = (target.removeprefix("sglang.srt.") for table in _tables for target, _, _ in table.functions())
     return sorted({*hooked, *(path for table in _tables for path in table.values)})
 

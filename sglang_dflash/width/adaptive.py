@@ -1,18 +1,16 @@
 """Adaptive width: the most expected tokens per millisecond, for the current batch and traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from sglang_dflash.width.costs import CostTable
-from sglang_dflash.width.policy import BUCKET, BUCKETS, Prospect, WidthPolicy
+from sglang_dflash.width.policy import BUCKET, BUCKETS, ExpectedGain, WidthPolicy
 from sglang_dflash.width.survival import MATCHED_PRIOR, Survival
 
 # switch at once for this gain, or once missed gains add up to this many steps
 SWITCH_NOW, SWITCH_AFTER = 0.1, 0.3
 PATIENCE = 32  # consecutive decisions for plain decoding that make a pause
-SHARE, SAVED = 0.006, 3.0  # of the time, what probes may lose; the most that they may lose at once, in steps
+SHARE, SAVED = 0.006, 3.0  # share of time that probes may lose; most steps that they may lose at once
 MORE = 0.1  # extra loss, in steps, accepted for probing a wider width than the next one
 RESERVE = 2.5  # steps of the budget, for probes after one that accepted more than expected
 EVERY, EVERY_IF_BETTER = 8, 2  # steps between probes
@@ -23,17 +21,17 @@ class AdaptiveWidth(WidthPolicy):
 
     Args:
         costs: a table over the widths; plain decoding is a choice if 1 is among them.
-        drafted: positions that the drafter drafts; wider widths are for copies.
+        drafter_width: positions that the drafter drafts; wider widths are for copies.
     """
 
-    def __init__(self, costs: CostTable, drafted: int | None = None) -> None:
+    def __init__(self, costs: CostTable, drafter_width: int | None = None) -> None:
         super().__init__(*costs.widths)
         self.costs = costs
-        self._drafted = drafted = min(drafted or self.widths[-1], self.widths[-1])
+        self._drafter_width = drafter_width = min(drafter_width or self.widths[-1], self.widths[-1])
         self.forget()
-        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafted > 1
-        # without a match, widths beyond the drafter's block cannot help; one block is always a choice
-        self._drafted_columns = max(min(2, drafted), sum(width <= drafted for width in self.widths))
+        self.can_pause = self.widths[0] == 1 and len(self.widths) > 1 and drafter_width > 1
+        # without a match, widths beyond the drafter's block cannot help; one block is always allowed
+        self._drafted_columns = max(min(2, drafter_width), sum(width <= drafter_width for width in self.widths))
         self.tokens_per_ms = self._missed_gains = 0.0
         self._budget = SAVED * costs.row(1)[0]  # milliseconds
         self._better = False  # whether the last probe accepted more than expected
@@ -51,12 +49,12 @@ class AdaptiveWidth(WidthPolicy):
         self.tokens_per_ms = rates[column] * batch_size
         return self.widths[column]
 
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
+    def expected_gain(self, *, alone: bool = False) -> ExpectedGain | None:
         if not self.can_pause:
             return None
         tokens, row = self._tokens(), self.costs.row(1 if alone else self._batch_size)
         best = max(range(1, self._drafted_columns), key=lambda column: tokens[column] / row[column])
-        return Prospect(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
+        return ExpectedGain(self.widths[best], self.survival.hazards[1], tokens[best], row[best] / row[0])
 
     def observe(self, width: int, accept_lens: Sequence[int], buckets: Sequence[int] = ()) -> None:
         if width > self.widths[self._best]:
@@ -66,19 +64,19 @@ class AdaptiveWidth(WidthPolicy):
         for length, bucket in zip(accept_lens, buckets or [0] * len(accept_lens), strict=True):
             by_bucket[bucket].append(length)
         for survival, lengths in zip(self.by_bucket, by_bucket, strict=True):
-            # more than was drafted is accepted by chance, or from a match that the host had not read yet
+            # clamp tokens past the drafter's block: copies of a match that the host had not read
             survival.observe(width, [min(length, survival.max_width) for length in lengths])
 
     def forget(self) -> None:
-        # copies are accepted further than drafts, the more so the longer their match
+        # more tokens of copies are accepted than of drafts, and more with longer matches
         matched = (Survival(self.widths[-1], MATCHED_PRIOR) for _ in range(1, BUCKETS))
-        self.survival = Survival(self._drafted)
+        self.survival = Survival(self._drafter_width)
         self.by_bucket, self.paused = [self.survival, *matched], None
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         self.costs.observe(batch_size, width, milliseconds, at_most)
 
-    def fingerprint(self) -> int:
+    def state_hash(self) -> int:
         # hashes of numbers are the same in every process
         survival = (tokens for each in self.by_bucket for tokens in each.tokens)
         return hash((self._best, self._missed_gains, self._since_probe, self._budget, *self.costs.row(1), *survival))
@@ -131,10 +129,10 @@ class AdaptiveWidth(WidthPolicy):
 
     def _count_pauses(self, matching: bool) -> None:
         if self.widths[self._best] > 1:
-            if not matching:  # a block chosen for its copies is no evidence for the drafter
+            if not matching:  # a block that was picked for its copies is no evidence for the drafter
                 self._plain_in_a_row, self.paused = 0, None
             return
         self._plain_in_a_row += 1
         if self._plain_in_a_row == PATIENCE and self.can_pause:
-            self.paused = self.prospect()
+            self.paused = self.expected_gain()
             self._pauses += 1

@@ -4,8 +4,6 @@ A prediction is the calibrated time, linear between batch sizes, times a correct
 Predictions never fall with width.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
@@ -17,7 +15,7 @@ OUTLIER = 0.5  # clamp of log(measured / predicted): an outlier moves a settled 
 
 
 class CostTable:
-    """Predicted step times; a batch size beyond the measured ones costs as much as the nearest.
+    """Predicted step times; a batch size outside the measured ones has the time of the nearest.
 
     Args:
         points: milliseconds by (batch size, width), with almost no context.
@@ -36,7 +34,7 @@ class CostTable:
         return list(accumulate(self._times(batch_size), max))
 
     def observe(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
-        """Learn from a measured step; with ``at_most`` only that the prediction is too high."""
+        """Correct the table by a measured step; with ``at_most``, downwards only."""
         if width not in self.widths or not 0 < milliseconds < inf:
             return
         column = self.widths.index(width)

@@ -1,16 +1,14 @@
-"""Width policies that learn nothing: the base class, a fixed width, and random widths."""
-
-from __future__ import annotations
+"""The interface of width policies, and the policy of a fixed width."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BUCKETS, BUCKET = 5, 4  # of requests by match length // BUCKET; 0 is no match
+BUCKETS, BUCKET = 5, 4  # number of buckets, and match lengths per bucket; bucket 0 is no match
 
 
 @dataclass(frozen=True)
-class Prospect:
+class ExpectedGain:
     """Expected gain of drafting over plain decoding."""
 
     width: int
@@ -26,9 +24,9 @@ class Prospect:
 
 
 class WidthPolicy:
-    """Chooses each step's block width, here always the widest.
+    """Picks each step's block width, here always the widest.
 
-    A policy is a function of its calls (no clock, no randomness), so ranks choose equal widths.
+    A policy is a function of its calls (no clock, no randomness), so ranks pick equal widths.
 
     Attributes:
         widths: ascending; 1 is plain decoding, without the drafter.
@@ -37,7 +35,7 @@ class WidthPolicy:
     """
 
     can_pause = False
-    paused: Prospect | None = None
+    paused: ExpectedGain | None = None
 
     def __init__(self, *widths: int) -> None:
         self.widths = tuple(sorted(set(widths)))
@@ -50,7 +48,7 @@ class WidthPolicy:
         """
         return self.widths[-1]
 
-    def prospect(self, *, alone: bool = False) -> Prospect | None:
+    def expected_gain(self, *, alone: bool = False) -> ExpectedGain | None:
         """Return the gain of the best block with a draft, without copies, for the last batch size or ``alone``."""
         return None
 
@@ -63,13 +61,13 @@ class WidthPolicy:
         """
 
     def forget(self) -> None:
-        """Forget learned acceptance, not learned times: a model's weights have changed."""
+        """Drop observed accept lengths, but not times: a model's weights have changed."""
 
     def observe_time(self, batch_size: int, width: int, milliseconds: float, at_most: bool = False) -> None:
         """Record a decode step's time; an upper bound with ``at_most``."""
 
-    def fingerprint(self) -> int:
-        """Return a hash of what the next width depends on."""
+    def state_hash(self) -> int:
+        """Return a hash of the state that decides the next width."""
         return 0
 
     def describe(self) -> dict[str, Any]:

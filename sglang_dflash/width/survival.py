@@ -1,10 +1,8 @@
-"""Expected tokens of a block: how far its drafts survive, learned from blocks of any width.
+"""Expected tokens of a block: how far its drafts survive, estimated from blocks of any width.
 
 The hazard ``h_j`` is P(draft j is committed | drafts 1 ... j-1 are): commits over tries (Kaplan and Meier, 1958), of
 about the last ``MEMORY`` tries. With few tries it falls back to the previous position, and finally to a prior.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
@@ -46,9 +44,9 @@ class Survival:
     def tokens_if_always(self, widths: Sequence[int], recent: int) -> list[float]:
         """Return the tokens per step by width if all steps had that width; ``recent`` is the width of the counted ones.
 
-        Steps of a width yield tokens[recent] / sum(ends[::width]) if a draft is right in every block or in none, where
-        ends[k] is the share of blocks with k to k + recent - 1 right drafts. That is a lower bound for narrower blocks,
-        because drafts near the anchor are better, and an upper bound for wider ones.
+        ``ends[k]`` is the share of blocks with k to k + recent - 1 right drafts. Steps of a width yield tokens[recent]
+        / sum(ends[::width]) if drafts are equally good in all positions. Drafts near the anchor are better,
+        so this is a lower bound for narrower blocks, and an upper bound for wider ones.
         """
         recent = min(recent, self.max_width)
         curve = [1.0, *self.curve(), *[0.0] * recent]

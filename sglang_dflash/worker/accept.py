@@ -1,12 +1,13 @@
-"""Accept: choose the target's token at every block position, and keep the drafts that equal it.
+"""Accept: sample the target's token at every block position, and accept the drafts that equal it.
 
-Each row of logits is adjusted and sampled as plain decoding would after the drafts before it.
+Each row of logits is adjusted and sampled as in plain decoding after the drafts before it.
 :func:`sglang_dflash.ops.reference.step.accept_block` proves that the rule is exact.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ from sglang_dflash.features.penalties import Penalties
 from sglang_dflash.features.processors import Processors
 from sglang_dflash.features.seeds import SeededSampler, Seeds
 from sglang_dflash.model.vocabulary import BlockLogits, TargetVocabulary
-from sglang_dflash.ops import accept_block, repeat_rows
+from sglang_dflash.ops import accept_block
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
 
 _SIMULATED = 100  # the token that SGLang's worker commits
+_PARAMETERS = "temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"
 _MASK_ROWS = "sampling_mask_batch_indices", "sampling_support_logprobs_capture_indices"
 
 
@@ -56,7 +58,7 @@ class Accept:
         self._checks_logits = any(check.get() for check in checks)
 
     def synchronise(self, tokens: Tensor) -> None:
-        """Ranks must commit the same tokens: overwrite them with the first rank's."""
+        """Overwrite tokens with the first rank's: all ranks must commit equal tokens."""
         self._sync.sync(SpecTpSyncSite.DFLASH_TARGET, tokens)
 
     def prepare(self, step: Step) -> None:
@@ -67,11 +69,11 @@ class Accept:
         """Fill ``step.accepted``. Overwrites the logits; requested log-probabilities stay on the target's output."""
         target_tokens = self.target_tokens(step)
         self.synchronise(target_tokens)
-        if step.state.room is not None:
-            step.tokens[:, step.state.room :] = -1  # drafts without KV slots equal no token
+        if step.state.free_positions is not None:
+            step.tokens[:, step.state.free_positions :] = -1  # drafts without KV slots equal no token
         if SIMULATE_ACC_LEN > 0:
-            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN, step.state.room)
-        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.interval)
+            simulate(step.tokens, target_tokens, SIMULATE_ACC_LEN, step.state.free_positions)
+        step.accepted = accept_block(step.tokens, target_tokens, step.batch.seq_lens, interval=step.track_every)
         if mask := step.verified.logits_output.sampling_mask_output:
             mask.map_device_tensors(lambda values: values.unflatten(0, (-1, step.width)))
             mask.num_accept_tokens = step.accepted.accept_lens[step.batch.sampling_info.sampling_mask_batch_indices]
@@ -83,7 +85,7 @@ class Accept:
         if needs_only_the_largest(batch):
             if self._checks_logits:
                 self._runner.sampler._preprocess_logits(output.next_token_logits, info)
-            logits, output.next_token_logits = output.next_token_logits, None  # the next graph overwrites them
+            logits, output.next_token_logits = output.next_token_logits, None  # the next graph overwrites the logits
             return self._logits.argmax(logits).view(-1, width)
         rows = output.next_token_logits = self._logits.whole(output.next_token_logits)
         logits = rows.view(-1, width, rows.shape[-1])
@@ -109,8 +111,9 @@ class Accept:
         self.seeds.attach(batch)
         processed, chosen = without_processors(info), list[Tensor]()
         if processed is not info:
-            reachable = logits[:, : step.state.room]
-            chosen = self.processors.apply(batch, reachable, lambda position: self._choose(step, processed, position))
+            reachable = logits[:, : step.state.free_positions]
+            sample = partial(self._sample_position, step, processed)
+            chosen = self.processors.apply(batch, reachable, sample)
         tokens: Tensor = self._runner.sampler(
             *(output, for_block(processed, width), batch.return_logprob, top_logprobs_nums, token_ids_logprobs),
             step.positions,
@@ -118,11 +121,11 @@ class Accept:
         if batch.return_logprob:
             output.next_token_logprobs = output.next_token_logprobs.view(-1, width)
         tokens = tokens.view(-1, width).long()
-        if chosen:  # the same tokens, unless a user's sampler draws without seeds
+        if chosen:  # they equal ``tokens``, unless a user's sampler draws without seeds
             tokens[:, : len(chosen)] = torch.stack(chosen, dim=1)
         return tokens
 
-    def _choose(self, step: Step, info: SamplingBatchInfo, position: int) -> Tensor:
+    def _sample_position(self, step: Step, info: SamplingBatchInfo, position: int) -> Tensor:
         output, width = step.verified.logits_output, step.width
         row = LogitsProcessorOutput(next_token_logits=output.next_token_logits[position::width].clone())
         positions = step.positions[position::width].contiguous()
@@ -131,13 +134,14 @@ class Accept:
         return tokens
 
 
-def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, room: int | None = None) -> None:
-    """Overwrite both, int64 [bs, w], so that a step commits about ``mean`` tokens per request, at most ``room``.
+def simulate(drafts: Tensor, target_tokens: Tensor, mean: float, free_positions: int | None = None) -> None:
+    """Overwrite both, int64 [bs, w]: a step then commits about ``mean`` tokens per request, at most ``free_positions``.
 
-    ``SGLANG_SIMULATE_ACC_LEN`` and its two companions mean what they mean to SGLang's worker. The text is wrong.
+    ``SGLANG_SIMULATE_ACC_LEN``, ``_METHOD`` and ``_TOKEN_MODE`` work as in SGLang's worker. The text is wrong.
     """
     width = drafts.shape[1]
-    length = min(sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, width), width if room is None else room)
+    most = width if free_positions is None else free_positions
+    length = min(sample_simulated_acc_len(mean, SIMULATE_ACC_METHOD, width), most)
     if SIMULATE_ACC_TOKEN_MODE == "fixed":
         drafts[:, 1:], target_tokens[:] = _SIMULATED, _SIMULATED
     target_tokens[:, : length - 1] = drafts[:, 1:length]
@@ -168,14 +172,11 @@ def for_block(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
     indices = {name: rows for name in _MASK_ROWS if (rows := getattr(info, name)) is not None}
     if info.is_all_greedy and not indices:
         return info
-    seeds = info.seeds if info.sampling_seed is None else info.sampling_seed
-    *values, seeds = repeat_rows(info.temperatures, info.top_ps, info.top_ks, info.min_ps, seeds, width=width)
-    repeated: dict[str, Any] = dict(zip(("temperatures", "top_ps", "top_ks", "min_ps"), values, strict=True))
-    if info.sampling_seed is not None:
-        repeated["sampling_seed"] = seeds
+    given: dict[str, Any] = {name: getattr(info, name, None) for name in (*_PARAMETERS, "seeds")}
+    repeated = {name: each if each is None else each.repeat_interleave(width, 0) for name, each in given.items()}
+    seeds = repeated.pop("seeds")
     for name, rows in indices.items():
         repeated[name] = (rows[:, None] * width + torch.arange(width, device=rows.device)).flatten()
     block = dataclasses.replace(info, **repeated)
-    if info.sampling_seed is None:
-        block.seeds = seeds
+    block.seeds = seeds
     return block

@@ -21,11 +21,11 @@ INPUTS = "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_len
 
 
 class DraftGraphs(DecodeCudaGraphRunner):
-    """Graphs of one width. Our attention reads lengths and slots on the device, so a replay needs one copy, no plan.
+    """Graphs of one width. Our attention reads lengths and slots on the device, so a replay needs one copy and no plan.
 
-    The graphs read :data:`INPUTS`, int64 [bs * w] and [bs], where no other runner writes, so that a verify can be
-    planned before the draft. Rows past the batch are zeros: row and slot 0, a context of no token. SGLang's runner
-    serves if a capture fails, and where graphs have segments.
+    The graphs read :data:`INPUTS`, int64 [bs * w] and [bs], in memory that no other runner writes, so a verify can be
+    planned before the draft. Rows past the batch are zeros: row and slot 0, an empty context. SGLang's runner serves if
+    a capture fails, and where graphs have segments.
     """
 
     def capture(self) -> None:

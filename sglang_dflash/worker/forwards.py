@@ -1,4 +1,4 @@
-"""The model calls of a step: draft, verify, and inject, which gives the drafter its context K/V."""
+"""The model calls of a step: draft, verify, and inject, which writes the drafter's context K/V."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 CHUNK = 2048  # tokens: the workspace is not budgeted, and this many saturate a GPU
-MAX_WAITING = 16  # plain decoding steps whose tokens are injected together
+MAX_WAITING = 16  # at most so many plain steps wait to be injected together
 
 
 class Draft:
-    """Drafts the block; ``drafted`` are the positions of the drafter's own block, anchor included.
+    """Drafts the block.
+
+    ``width`` counts the positions of the drafter's own block, anchor included.
 
     ``broken``, int64 [], counts drafted positions whose hidden state was not finite.
     """
 
     def __init__(
-        self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, drafted: int
+        self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, inject: Inject, seeds: Seeds, width: int
     ) -> None:
         self._drafter, self._ranks, self._rings, self._inject = drafter, ranks, rings, inject
-        self._seeds, self._drafted, self._batches = seeds, drafted, ForwardBatches(drafter, CaptureHiddenMode.NULL)
+        self._seeds, self._width, self._batches = seeds, width, ForwardBatches(drafter, CaptureHiddenMode.NULL)
         drafter.model.noise = seeds.noise
         self.broken = torch.zeros((), dtype=torch.int64, device=drafter.device)
 
@@ -63,12 +65,12 @@ class Draft:
         step.margins = take_drafts(step.tokens, output.drafts[:bs], output.broken[:bs], self.broken, margins)
 
     def _forward(self, step: Step) -> Any:
-        rows, width = len(step.tokens), min(step.width, self._drafted)
+        rows, width = len(step.tokens), min(step.width, self._width)
         if (graphs := self.graphs_of(step)) is not None:
             rows = padded(graphs, rows)
             step.caught_up = self._inject.before_draft(rows * width)
             return graphs.replay(step, rows)
-        block = step.first(self._drafted, self._drafter.kv_index_translator) if step.width > self._drafted else step
+        block = step.first(self._width, self._drafter.kv_index_translator) if step.width > self._width else step
         forward_batch, runner = self._batches(block, block.draft_kv), self._drafter.decode_cuda_graph_runner
         if isinstance(runner, DecodeCudaGraphRunner) and runner.can_run_graph(forward_batch):
             rows = padded(runner, rows)
@@ -83,7 +85,7 @@ def padded(graphs: DecodeCudaGraphRunner, bs: int) -> int:
 
 
 class NoDrafter:
-    """Stands for the drafter's stages in a server that only copies."""
+    """The drafter's stages of a server that only copies."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
@@ -110,8 +112,7 @@ class Verify:
         self._batches = ForwardBatches(target_worker.model_runner, CaptureHiddenMode.FULL)
 
     def plan(self, step: Step) -> None:
-        """Fill the graph's inputs and plan its attention before the draft is launched, whose graph hides the host's
-        time. The drafts are copied again."""
+        """Fill the graph's inputs and plan its attention before the draft is launched. The drafts are copied later."""
         batch, graphs = self._batches(step, step.target_kv), self._target.model_runner.decode_cuda_graph_runner
         if graphs is not None and graphs.can_run_graph(batch):
             graphs.load_batch(batch)
@@ -120,7 +121,7 @@ class Verify:
 
     def verify(self, step: Step) -> None:
         # stores snapshot slots on the batch, for SGLang's commit, and clears a prefill's mask
-        if step.interval or step.batch.mamba_track_mask is not None:
+        if step.track_every or step.batch.mamba_track_mask is not None:
             prepare_mamba_track_for_verify(step.batch)
         forward_batch = step.planned or self._batches(step, step.target_kv)
         step.verified = self._target.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
@@ -135,8 +136,8 @@ class Inject:
     """Projects the target's hidden states to the drafter's context K/V and writes them to its pool.
 
     Tokens of steps wait in ``queue``, whose first rows the drafter's graphs inject. Without a draft window both pools
-    use the same slot numbers, so requests share the drafter's K/V of cached prefixes. ``defers``: tokens may wait. Must
-    be False on a decoding server (a transfer may reuse freed slots first) and with hierarchical cache.
+    have equal slot numbers, so requests share the drafter's K/V of cached prefixes. ``defers`` is whether tokens may
+    wait: not on a decoding server, where a transfer may reuse freed slots first, and not with a hierarchical cache.
     """
 
     def __init__(self, drafter: ModelRunner, ranks: Any, rings: DraftRings | None, *, defers: bool = True) -> None:
@@ -144,7 +145,7 @@ class Inject:
         # a ring has a slot for each waiting token
         self._most_steps = MAX_WAITING if rings is None else min(MAX_WAITING, rings.window.tokens)
         self.queue: StagedContext | None = None
-        self._waiting, self._plain = 0, False  # rows of the queue; whether plain decoding's are among them
+        self._waiting, self._plain = 0, False  # waiting rows of the queue; whether some are of plain steps
         self._rows: Tensor | None = None  # SGLang replaces it when the batch's requests change
 
     def allocate(self, width: int) -> None:
@@ -157,8 +158,7 @@ class Inject:
             self.queue = model.staged = StagedContext(hidden, positions, slots, pool)
 
     def inject(self, step: Step) -> None:
-        """Queue the step's accepted tokens, or write its block: the next one overwrites rejected positions before they
-        are read."""
+        """Queue the step's accepted tokens, or write its whole block: the next block overwrites rejected positions."""
         positions, slots = step.positions, self._slots(step.draft_kv.plan)
         hidden, rows = step.verified.logits_output.hidden_states[: len(positions)], step.batch.req_pool_indices
         queue, tokens, most = self.queue, len(positions), self._most_steps * len(rows)
@@ -166,7 +166,7 @@ class Inject:
         if rows is not self._rows or is_full or self._moves:
             self.catch_up()
             self._rows = rows
-        # an eager forward of the drafter launches as much itself
+        # an eager drafter gains nothing from a queue
         if queue is None or tokens > len(queue) or (step.width > 1 and self._drafter.model.staged is None):
             self.write(hidden, None, positions, slots)
         else:
@@ -175,9 +175,9 @@ class Inject:
             self._waiting, self._plain = self._waiting + tokens, self._plain or step.width == 1
 
     def before_draft(self, rows: int) -> bool:
-        """Write the waiting tokens that a graph of ``rows`` tokens, padding included, has no rows for.
+        """Write the queue if a graph of ``rows`` tokens, padding included, has too few rows to inject it.
 
-        It injects any request's tokens, as many as it has rows. See :meth:`catch_up`.
+        The rows of a graph inject the tokens of any request. Return as :meth:`catch_up`.
         """
         staged = self._drafter.model.staged
         if self._waiting > (rows if staged is not None and rows <= len(staged) else 0) or self._moves:
@@ -186,9 +186,9 @@ class Inject:
         return False
 
     def catch_up(self) -> bool:
-        """Write the queue, before the drafter reads its tokens or their slots change owner.
+        """Write the queue, before the drafter reads its tokens or another request gets their slots.
 
-        Returns whether plainly decoded tokens were among them.
+        Return whether tokens of plain steps were among them.
         """
         plain, waiting, self._waiting, self._plain = self._plain, self._waiting, 0, False
         if waiting:

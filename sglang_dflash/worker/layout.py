@@ -16,7 +16,7 @@ from sglang.srt.utils.common import async_h2d_stack
 from torch import Tensor
 
 from sglang_dflash.ops import prepare_block
-from sglang_dflash.step.state import DraftState
+from sglang_dflash.step.draft_state import DraftState
 from sglang_dflash.step.step import BlockKV, GrammarBarrier, Step
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Layout:
 
     def lay_out(self, batch: ScheduleBatch, width: int, grammar_barrier: GrammarBarrier | None) -> Step:
         state: DraftState = batch.spec_info
-        # the scheduler's stream computed the lengths
+        # the scheduler's stream computes the lengths
         record_stream_each((batch.seq_lens,), torch.get_device_module(batch.seq_lens.device).current_stream())
         rows, table = batch.req_pool_indices, self._target.req_to_token_pool.req_to_token
         block = prepare_block(
@@ -43,15 +43,15 @@ class Layout:
             state_table=self._state_table,
         )
         slots = block.slots
-        if state.limits is not None:
-            slots = torch.where(block.positions < state.limits.repeat_interleave(width), slots, 0)
+        if state.slot_limits is not None:
+            slots = torch.where(block.positions < state.slot_limits.repeat_interleave(width), slots, 0)
         batch.out_cache_loc = slots  # for a unified memory pool
         # without a host copy of the lengths, the reserved slots bound them
-        exact = batch.seq_lens_cpu is not None
-        host_lens = batch.seq_lens_cpu + width if exact else state.reserved_lens_cpu
-        host_tokens = batch.seq_lens_sum + width * len(rows) if exact else state.reserved_tokens
+        lens_are_exact = batch.seq_lens_cpu is not None
+        host_lens = batch.seq_lens_cpu + width if lens_are_exact else state.reserved_lens_cpu
+        host_tokens = batch.seq_lens_sum + width * len(rows) if lens_are_exact else state.reserved_tokens
         assert host_lens is not None, "prepare_for_decode() has not run"
-        kv = BlockKV(width, batch.seq_lens, slots, host_lens, host_tokens, exact)
+        kv = BlockKV(width, batch.seq_lens, slots, host_lens, host_tokens, lens_are_exact)
         kv = kv.planned(self._target.kv_index_translator, rows)
         return Step(
             batch=batch,
@@ -77,7 +77,7 @@ _shared = attrgetter(*_SHARED)
 class ForwardBatches:
     """Builds SGLang's batches for the forwards of ``runner`` over a block; width 1 is a plain decode.
 
-    ``ForwardBatch.init_new`` derives each field at every call; this copies a template.
+    It copies a template, where ``ForwardBatch.init_new`` would derive every field at every call.
     """
 
     def __init__(self, runner: ModelRunner, capture: CaptureHiddenMode) -> None:

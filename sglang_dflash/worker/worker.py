@@ -25,21 +25,21 @@ from sglang_dflash.features.exact.rows import is_exact
 from sglang_dflash.features.exact.stepped import SteppedCommit
 from sglang_dflash.features.feature import Feature
 from sglang_dflash.features.figures import Figures
-from sglang_dflash.features.hidden import for_clients, keep_last_layer
+from sglang_dflash.features.hidden import for_clients, return_last_layer
 from sglang_dflash.features.payoff import Payoff, known_causes
-from sglang_dflash.features.pools import log_pools
+from sglang_dflash.features.pool_sizes import log_pools
 from sglang_dflash.features.ranks import SharedWidth
+from sglang_dflash.features.step_width import Width
 from sglang_dflash.features.telemetry import EVERY, Telemetry, identity
 from sglang_dflash.features.transfer import back_up_drafter
-from sglang_dflash.features.width import Width
 from sglang_dflash.features.window import DraftRings, allocate_rings
 from sglang_dflash.launch.plan import current, decision_of
 from sglang_dflash.launch.settings import slots_per_request
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash.model.vocabulary import TargetVocabulary
 from sglang_dflash.states.commit import RecurrentCommit
+from sglang_dflash.step.draft_state import DraftState
 from sglang_dflash.step.flight import Flight
-from sglang_dflash.step.state import DraftState
 from sglang_dflash.step.step import GrammarBarrier, Publish, Step, idle_result
 from sglang_dflash.upstream import hooks
 from sglang_dflash.width import WidthPolicy
@@ -149,14 +149,14 @@ class DFlashWorker(BaseSpecWorker):
         return info
 
     def weights_updated(self, role: str, version: str | None) -> None:
-        """Called after an update of ``"target"`` or ``"draft"``, which invalidates learned acceptance."""
+        """Called after an update of ``"target"`` or ``"draft"``, which invalidates observed accept lengths."""
         for feature in self._features:
             feature.forget(role, version)
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Called in launch order once a step's accept counts are on the host."""
-        finished, kept = self._flight.finish([n + 1 for n in num_correct_drafts_per_req])
-        for feature, its in zip(self._features, kept, strict=True):
+        finished, collected = self._flight.finish([n + 1 for n in num_correct_drafts_per_req])
+        for feature, its in zip(self._features, collected, strict=True):
             feature.read(finished, its)
 
     # --- start-up, in call order
@@ -187,13 +187,13 @@ class DFlashWorker(BaseSpecWorker):
         else:
             defers = plan.role != "decode" and not get_server_args().enable_hierarchical_cache
             self._inject = Inject(drafter, ranks, self.rings, defers=defers)
-            self._draft = Draft(drafter, ranks, self.rings, self._inject, self._accept.seeds, plan.drafted)
+            self._draft = Draft(drafter, ranks, self.rings, self._inject, self._accept.seeds, plan.drafter_width)
         self._verify = Verify(self._target_worker)
-        keep_last_layer(self._target)
+        return_last_layer(self._target)
         self._flight = Flight(self._target.device, every=1 if plan.widths is not None else EVERY)
 
     def _build_features(self) -> None:
-        """In the order in which a step calls them: copies change drafts, which the others then read."""
+        """Build the features in the order of their calls: copies change drafts, and the others read them."""
         plan, figures, accept, payoff = self.plan, Figures(self.plan.block), self._accept, None
         copies = [Copies(self._target, plan.block, figures)] if plan.copies else []
         policy, buckets = WidthPolicy(plan.block), copies[0].buckets if copies else lambda reqs: []
@@ -221,27 +221,27 @@ class DFlashWorker(BaseSpecWorker):
     @contextmanager
     def _drafters_context(self) -> Iterator[None]:
         """Build SGLang resources for the drafter, at the drafter's width."""
-        width = get_spec().override(speculative_num_draft_tokens=self.plan.drafted)
+        width = get_spec().override(speculative_num_draft_tokens=self.plan.drafter_width)
         with drafters_ranks(self.draft_parallel_layout), width:
             yield
 
     def init_cuda_graphs(self) -> None:
         plan, target, drafter = self.plan, self._target, self.drafter
         if self._draft_worker is not None and drafter is not None and isinstance(self._inject, Inject):
-            # outside the context, because it is collective over all ranks; a prefill server drafts nothing
+            # outside the context, as it is collective over all ranks; a prefill server drafts nothing
             has_room = plan.role != "prefill" and drafter_has_room(drafter)
             with self._drafters_context(), timed("drafter's graphs"):
-                self._inject.allocate(plan.drafted)
+                self._inject.allocate(plan.drafter_width)
                 if plan.one_forward:
                     drafter._decode_cuda_graph_runner_cls = lambda: DraftGraphs
                 self._draft_worker.init_cuda_graphs(capture_decode_cuda_graph=has_room)
                 if not isinstance(drafter.decode_cuda_graph_runner, DecodeCudaGraphRunner):
-                    drafter.model.staged = None  # an eager forward launches as much itself
+                    drafter.model.staged = None  # an eager drafter gains nothing from a queue
         if self._is_first:
             self.identity["requests"] = log_pools(plan, target, slots_per_request(get_server_args()))
         widths = plan.served_widths
         if plan.widths is not None and plan.role != "prefill":
-            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafted)
+            graphs = WidthGraphs(target, drafter, self.draft_parallel_layout, plan.drafter_width)
             with timed("graphs of widths"):
                 widths = graphs.build(plan.served_widths)
             self.width.at = graphs.at
@@ -257,7 +257,7 @@ class DFlashWorker(BaseSpecWorker):
             logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT, sampled: bool = False) -> None:
-        """Run a step of ``bs`` dummy requests, greedy or sampled, which no telemetry counts."""
+        """Run a step of ``bs`` dummy requests, greedy or sampled. No telemetry counts it."""
         batch = dummy_batch(self._target, bs, context, sampled=sampled)
         with torch.inference_mode():
             self._inject.inject(self._run(batch, width, lambda new_seq_lens: None, None))
@@ -282,7 +282,7 @@ class DFlashWorker(BaseSpecWorker):
             grammar_barrier: commits the last step's tokens to the grammars.
         """
         publish: Publish = on_publish or (lambda new_seq_lens: None)
-        with torch.inference_mode():  # costs the host less per operator than no_grad
+        with torch.inference_mode():  # costs less host time per operator than no_grad
             if batch.forward_mode.is_idle():
                 return self._idle(batch, publish)
             if batch.forward_mode.is_extend():
@@ -294,7 +294,7 @@ class DFlashWorker(BaseSpecWorker):
         if batch.is_extend_in_batch:
             self._target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.FULL)
         else:
-            width = self.width.choose(batch).width  # so that the policies of all ranks stay equal
+            width = self.width.pick(batch).width  # the policies of all ranks get equal calls
             with self.width.at(width):
                 self._verify.idle(batch, width)
         result = idle_result(batch, self.plan.block)
@@ -307,7 +307,7 @@ class DFlashWorker(BaseSpecWorker):
         self._flight.interrupt()
         self._wait_for_fused_hicache_load(batch)
         if batch.has_grammar and batch.decoding_reqs and grammar_barrier is not None:
-            grammar_barrier()  # a mixed batch samples after blocks that the grammars may still lack
+            grammar_barrier()  # a mixed batch samples after blocks that the grammars may not have read
         for feature in self._features:
             feature.start(batch)
         result = self._target_worker.forward_batch_generation(
@@ -322,7 +322,7 @@ class DFlashWorker(BaseSpecWorker):
         output.hidden_states, result.kv_loc_plan = for_clients(batch, output), None
         if hidden is not None:
             self._inject.prefill(batch, hidden, slots)
-        else:  # scores at chosen positions; a hit of this prefix would draft without context
+        else:  # a request for scores of given positions; a hit of its prefix would draft without context
             for req in batch.reqs:
                 req.skip_radix_cache_insert = True
         result.next_draft_input = DraftState(result.next_token_ids, batch.seq_lens, self.plan.block)
@@ -339,9 +339,9 @@ class DFlashWorker(BaseSpecWorker):
         self, batch: ScheduleBatch, publish: Publish, grammar_barrier: GrammarBarrier | None
     ) -> GenerationBatchResult:
         self._flight.begin()
-        choice = self.width.choose(batch)
-        step = self._run(batch, choice.width, publish, grammar_barrier)
-        self._flight.launched(choice, step, [feature.keep(step) for feature in self._features])
+        picked = self.width.pick(batch)
+        step = self._run(batch, picked.width, publish, grammar_barrier)
+        self._flight.launched(picked, step, [feature.collect(step) for feature in self._features])
         with stage("inject"):
             self._inject.inject(step)
         output = step.verified.logits_output
@@ -352,11 +352,11 @@ class DFlashWorker(BaseSpecWorker):
         with self.width.at(width):
             with stage("draft"):
                 step = self._layout.lay_out(batch, width, grammar_barrier)
-                if self._draft.graphs_of(step) is not None:  # SGLang's runners share the memory that a plan fills
+                if self._draft.graphs_of(step) is not None:  # a plan fills memory that SGLang's runners share
                     self._verify.plan(step)
                 self._draft.draft(step)
                 for feature in self._features:
-                    feature.drafted(step)
+                    feature.after_draft(step)
                 self._accept.prepare(step)
                 self._states.prepare(step)
             with stage("verify"):

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dflash.drafter import config
 from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train import drafter, reference_decoder
@@ -27,6 +26,7 @@ from sglang_dflash_lab.train.drafter import FULL, SLIDING
 from sglang_dflash_lab.train.reference_decoder import Decoded, ReferenceDecoder
 from tests.support.checkpoints import write_drafter
 from tests.support.configs import write_model
+from tests.support.files import load_drafter
 from tests.support.generation import generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import recorded_blocks, running, target_arguments, with_plugin, worker_info
@@ -131,7 +131,7 @@ def test_drafts_equal_the_reference(
         command += ["--speculative-num-draft-tokens", str(flag)]
     if window:
         command += ["--speculative-draft-window-size", str(window), "--page-size", str(page)]
-    reads = context_window(window, config.DrafterConfig.load(folder))
+    reads = context_window(window, load_drafter(folder))
     by_length = sorted(corpus(PAIR, 12, seed=4), key=len)
     prompts = [*by_length[2:5], by_length[10]]
     with running(tmp_path, *target_arguments(PAIR), *command, **with_plugin(tmp_path, "drafts")) as server:

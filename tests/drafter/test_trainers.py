@@ -19,6 +19,7 @@ from sglang_dflash.drafter.formats import kind_left_to_builtin, plain_form
 from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter, write_model
+from tests.support.files import load_drafter
 from tests.support.trainers import SERVED, config, plain_config, tensors_of, write_target
 
 VOCABULARY = {"embed_tokens.weight", "lm_head.weight", "t2d", "d2t"}
@@ -28,7 +29,7 @@ Placed = dict[tuple[str, str | int | None], Tensor]
 
 def loaded(folder: Path) -> Placed:
     """Tensors that the drafter model loads, by parameter and shard."""
-    report = LoadReport(DrafterConfig.load(folder))
+    report = LoadReport(load_drafter(folder))
     placed = list(report.place(load_file(folder / "model.safetensors").items()))
     report.check(complete=True)
     return {(name, shard): tensor for name, shard, tensor in placed}

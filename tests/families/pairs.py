@@ -15,9 +15,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from sglang_dflash.drafter.config import load_config, text_config
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash_lab.pairs import target_path
 from tests.support.checkpoints import write_drafter
+from tests.support.files import load_config
 
 VOCAB, WINDOW = 512, 32
 SPECIAL = ("image", "boi", "eoi", "audio", "boa", "eoa")

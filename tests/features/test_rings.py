@@ -123,7 +123,7 @@ class Simulation:
         if end:
             request.last_node = 1 + len(self.tree)
             self.tree[request.last_node] = request.text[:end]
-            self.rings.keep_tail(request)
+            self.rings.store_tail(request)
 
     def end(self) -> None:
         request = self.running.pop(self.random.randrange(len(self.running)))

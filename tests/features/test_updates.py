@@ -12,7 +12,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt.utils.weight_versions import compute_weight_version_spans, record_weight_version_events
 
-from sglang_dflash.features.updates import writes
+from sglang_dflash.features import weight_updates
 
 pytestmark = pytest.mark.sglang
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sglang
 def spans(tokens: int, lens: list[int] | None, chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Version and end of each span of a request with ``tokens``, after two updates over one launched step."""
     serving = SimpleNamespace(weight_version="1")
-    monkeypatch.setattr(writes, "get_serving", lambda: serving)
+    monkeypatch.setattr(weight_updates, "get_serving", lambda: serving)
     req: Any = SimpleNamespace(
         output_ids=[7] * tokens, weight_version_events=[], inflight_middle_chunks=chunks, finished=lambda: False
     )
@@ -33,7 +33,7 @@ def spans(tokens: int, lens: list[int] | None, chunks: int, monkeypatch: pytest.
         serving.weight_version = new
 
     for version in "23":
-        writes.label_launched_tokens(record, scheduler, version)
+        weight_updates.label_launched_tokens(record, scheduler, version)
     return [(span.version, span.end) for span in compute_weight_version_spans(req.weight_version_events, "3", 20)]
 
 
@@ -41,9 +41,11 @@ def test_a_quantised_drafter_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> 
     """Its layers hold their weights as the kernels need them, and a session would convert them again."""
     opened = list[str]()
     monkeypatch.setattr(
-        writes.SchedulerWeightUpdaterManager, "begin_weight_update", lambda _, request: opened.append(request.selector)
+        weight_updates.SchedulerWeightUpdaterManager,
+        "begin_weight_update",
+        lambda _, request: opened.append(request.selector),
     )
-    manager: Any = writes.Updates.__new__(writes.Updates)
+    manager: Any = weight_updates.Updates.__new__(weight_updates.Updates)
     runners = {role: SimpleNamespace(model_config=SimpleNamespace(quantization="fp8")) for role in ("target", "draft")}
     manager.tp_worker = SimpleNamespace(weight_update_runners=lambda: [("target", runners["target"])])
     manager.draft_worker = SimpleNamespace(weight_update_runners=lambda: [("draft", runners["draft"])])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sglang_dflash.check import machine
 from sglang_dflash.check.flags import check_unread, parse, sglang_parser
 from sglang_dflash.check.report import preflight
-from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.errors import Finding
 from sglang_dflash.launch.old_flags import RENAMED, accept_old_flags, explain_environment, modernise_argv
 from sglang_dflash.launch.published import published_pairs
 from sglang_dflash.launch.settings import _LIMITS, DRAFTER_ARGUMENTS, flag_of
@@ -24,6 +24,7 @@ from tests.fuzz.judge import judged
 from tests.fuzz.test_model_files import FILES
 from tests.fuzz.values import FLOATS, INTEGERS, fuzz
 from tests.support.broken_pairs import Broken, write_pair
+from tests.support.files import raise_first_error
 
 READ = {*_LIMITS, *DRAFTER_ARGUMENTS, "attention_backend", "kv_cache_dtype", "dtype", "quantization", "dp_size"}
 READ |= {"speculative_adaptive", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "disaggregation_mode"}

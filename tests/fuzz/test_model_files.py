@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
-from sglang_dflash.drafter.config import DrafterConfig, load_config
-from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.errors import Finding
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
 from sglang_dflash.launch.rules import Rule, judge
-from sglang_dflash.launch.widths import read_config
+from sglang_dflash.launch.width_config import read_config
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
 from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, launch_of, settings
+from tests.support.files import load_config, raise_first_error
 
 OF_TRAINERS, DRAFTERS = (
     [json.loads(file.read_text()) for file in sorted(Path(__file__).parents[1].glob(f"fixtures/{folder}/config.json"))]

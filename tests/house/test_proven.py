@@ -11,13 +11,14 @@ pytest.importorskip("sglang")
 
 import transformers
 
-from sglang_dflash.drafter.config import load_config, text_config
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.launch.which_worker import PROVEN
 from sglang_dflash_lab.pairs import target_path
 from tests.families.test_families import EACH
 from tests.serving.matrix import MATRIX
 from tests.serving.test_images import _SHAPES, OTHERWISE
 from tests.support.cards import FOLDER, NAMES
+from tests.support.files import load_config
 
 pytestmark = pytest.mark.sglang
 

@@ -38,7 +38,7 @@ def test_the_default_backend_is_sglangs(gpu: str, monkeypatch: pytest.MonkeyPatc
     hf = SimpleNamespace(architectures=[])
     config = SimpleNamespace(hf_config=hf, has_asymmetric_kv=False, has_attention_sinks=0)
     args = SimpleNamespace(speculative_algorithm="DFLASH", speculative_eagle_topk=None)
-    assert GPUS[gpu].default_backend == model_override_base.get_default_attn_backend(args, False, config)
+    assert default_backend({}, GPUS[gpu]) == model_override_base.get_default_attn_backend(args, False, config)
     latent = default_backend({"kv_lora_rank": 512}, GPUS[gpu])
     assert latent == model_override_base.get_default_attn_backend(args, True, config)
     # a server that an earlier test prepared in this process has added ours

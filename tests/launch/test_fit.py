@@ -19,15 +19,17 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
 from sglang_dflash.check.pools import Sizing
 from sglang_dflash.check.report import Report, preflight
-from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
-from sglang_dflash.errors import DFlashError, raise_first_error
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
 from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
+from tests.support.files import load_config, raise_first_error
 
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.

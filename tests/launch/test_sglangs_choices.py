@@ -22,7 +22,6 @@ from sglang.srt.utils.hf_transformers.common import get_context_length, get_hf_t
 from sglang.srt.utils.hf_transformers.config import get_config
 
 from sglang_dflash.check.machine import GPUS
-from sglang_dflash.drafter.config import load_config
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
@@ -30,6 +29,7 @@ from sglang_dflash.launch.which_worker import PROVEN, unproven_kind
 from tests.support.cards import FOLDER as CARDS
 from tests.support.configs import drafter, launch_of, target
 from tests.support.configs import settings as arguments
+from tests.support.files import load_config
 
 pytestmark = pytest.mark.sglang
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -23,7 +23,7 @@ from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
 from sglang_dflash.launch.plan import Decision, decision_of
 from sglang_dflash.launch.settings import SWITCH
-from sglang_dflash.upstream import write_record
+from sglang_dflash.upstream import attach_decision
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.launch.test_findings import AMD
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.sglang
 
 def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
     monkeypatch.setattr(enter, "enter_scheduler", lambda plan: None)
-    return enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
+    return enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
 
 
 def launched(reason: str | None) -> Any:
     """Arguments of a launch that decided so."""
     args = SimpleNamespace(nnodes=1)
-    write_record(args, Decision(reason=reason) if reason else Decision(serving_plan()))
+    attach_decision(args, Decision(reason=reason) if reason else Decision(serving_plan()))
     return args
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_is_no_dflash_drafter_is_refused_with_its_own_algorithm(
 
 
 def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCaptureFixture) -> None:
-    assert enter.choose_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace(nnodes=1)) is int
+    assert enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, SimpleNamespace(nnodes=1)) is int
     assert caplog.messages == [
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
         "its arguments were resolved in a process without the plugin dflash"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.widths import WidthConfig, read_config
+from sglang_dflash.launch.width_config import WidthConfig, read_config
 
 
 @pytest.mark.parametrize(

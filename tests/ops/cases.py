@@ -183,13 +183,6 @@ def test_likeliest_tokens(bs: int, n: int, vocab: int, dtype: torch.dtype) -> No
     assert not others[noise.top_ks == 1].any() and (bs < 2 or others.any())
 
 
-@pytest.mark.parametrize(("bs", "width"), [(0, 4), (1, 1), (5, 7), (3, 33)])
-def test_repeat_rows(bs: int, width: int) -> None:
-    temperatures, top_ps, min_ps = torch.rand(bs, 1, device=DEVICE), *torch.rand(2, bs, device=DEVICE)
-    for seeds in (None, ints(-(2**63), 2**63 - 1, bs)):
-        compare("repeat_rows", temperatures, top_ps, ints(0, 2**30, bs, dtype=torch.int32), min_ps, seeds, width=width)
-
-
 @pytest.mark.parametrize(("bs", "width", "vocab"), [(0, 4, 8), (3, 1, 20), (4, 5, 12), (2, 16, 1500)])
 def test_penalize_block(bs: int, width: int, vocab: int) -> None:
     logits = torch.randn(bs, width, vocab + 3, device=DEVICE)[..., :vocab]

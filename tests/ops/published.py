@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dflash import ops
-from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.features.copies import MARGIN, MAX_MATCH, MIN_MATCH
 from sglang_dflash.model.attention import QKNormRope
 from sglang_dflash.model.vocabulary import CANDIDATES
@@ -27,6 +28,7 @@ from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
 from sglang_dflash.states.verify import gdn_convolve
 from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
 from tests.support.cards import FOLDER, NAMES
+from tests.support.files import load_config, load_drafter
 
 TP_SIZES = (1, 2, 4, 8)
 REQUEST_ROWS = 512
@@ -58,7 +60,7 @@ def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
     """Every published pair at every size."""
     found = []
     for pair, tp in product(NAMES, tp_sizes):
-        drafter = DrafterConfig.load(FOLDER / pair / "drafter")
+        drafter = load_drafter(FOLDER / pair / "drafter")
         target = text_config(load_config(FOLDER / pair / "target"))
         divided = drafter.num_heads, target["linear_num_key_heads"], target["linear_num_value_heads"]
         assert not any(heads % tp for heads in divided), pair
@@ -112,9 +114,6 @@ def launch_ours(
     ops.match_copies(history, found, longs(bs), *appended, longest=MAX_MATCH, bound=context)
     margins = tensor(bs, width - 1, dtype=torch.float32, skipped=skipped)
     ops.take_copies(longs(bs, width), margins, history, found, longs(bs), longs(bs), least=MIN_MATCH, margin=MARGIN)
-    values = tensor(bs, dtype=torch.float32, skipped=skipped)
-    top_ks = tensor(bs, dtype=torch.int32, skipped=skipped)
-    ops.repeat_rows(tensor(bs, 1, dtype=torch.float32, skipped=skipped), values, top_ks, values, longs(bs), width=width)
     logits, seeds = tensor(bs * width, vocab, dtype=torch.float32), longs(bs * width)
     each = tensor(bs * width, dtype=torch.float32, skipped=skipped)
     filters = tensor(bs * width, dtype=torch.int32, skipped=skipped), each, each

@@ -23,7 +23,7 @@ from sglang_dflash.ops.kernels.attention import block_attention
 from sglang_dflash.ops.kernels.block import accept_block, prepare_block, stage_block, take_drafts, view_rings
 from sglang_dflash.ops.kernels.copies import match_copies, take_copies
 from sglang_dflash.ops.kernels.model import convolve_block, leading_tokens, likeliest_tokens, norm_rope, walk_candidates
-from sglang_dflash.ops.kernels.sampling import penalize_block, repeat_rows, seeded_tokens
+from sglang_dflash.ops.kernels.sampling import penalize_block, seeded_tokens
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from tests.ops import published
@@ -178,7 +178,6 @@ STRIDED: dict[str, Callable[[], object]] = {
     "walk_candidates_kernel": lambda: walk_candidates(TRIPLES[..., ::2], TABLE, DENSE, DENSE),
     "tile_largest_kernel": lambda: leading_tokens(EVERY_OTHER[None], 1),
     "leading_tokens_kernel": lambda: leading_tokens(TABLE, 1, Noise(*(EVERY_OTHER,) * 5)),
-    "repeat_rows_kernel": lambda: repeat_rows(DENSE, DENSE, DENSE, EVERY_OTHER, None, width=2),
     "tile_stats_kernel": lambda: seeded_tokens(TABLE, EVERY_OTHER, None, DENSE, DENSE),
     "limits_kernel": lambda: seeded_tokens(TABLE, DENSE, (DENSE, EVERY_OTHER, DENSE), DENSE, DENSE),
     "race_kernel": lambda: seeded_tokens(TABLE, DENSE, None, EVERY_OTHER, DENSE),
@@ -201,7 +200,6 @@ SHORT: dict[str, Callable[[], object]] = {
     "takes": lambda: take_copies(TABLE, TABLE, TABLE, FOUND[:3], DENSE, DENSE, **TAKEN),
     "rings": lambda: view_rings(TABLE[:3], DENSE, DENSE, DENSE, DENSE, first=1, size=4, window=2, page=1),
     "slots of a ring": lambda: view_rings(TABLE, DENSE, DENSE, DENSE, DENSE, first=1, size=9, window=2, page=1),
-    "repeated rows": lambda: repeat_rows(DENSE, None, DENSE[:3], width=2),
     "noise of a request": lambda: walk_candidates(TRIPLES, TABLE, DENSE, DENSE, (DENSE[:3],) * 5),
     "noise of a draft": lambda: likeliest_tokens(TABLE[:, None], 1, DENSE, Noise(*(DENSE[:3],) * 5)),
     "windows of a convolution": lambda: convolve(steps=1),

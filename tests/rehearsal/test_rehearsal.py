@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_dflash.check.machine import GPUS
+from sglang_dflash.launch.attention import default_backend
 from tests.rehearsal import backends
 from tests.rehearsal.run import both, differences
 from tests.rehearsal.scenarios import (
@@ -39,7 +40,7 @@ def test_the_gpu_path_answers_as_the_torch_platform_does(scenario: Scenario) -> 
 
 def test_the_drafters_backends_are_those_of_the_gpus() -> None:
     chosen = {gpu: replace(launch_of(drafter()), device=GPUS[gpu]).draft_backend for gpu in ("h200", "a100", "b200")}
-    rehearsed = {gpu: backends.GPUS[GPUS[gpu].default_backend] for gpu in chosen}
+    rehearsed = {gpu: backends.GPUS[default_backend({}, GPUS[gpu])] for gpu in chosen}
     assert rehearsed == {gpu: (GPUS[gpu].capability, backend) for gpu, backend in chosen.items()}
 
 

@@ -12,12 +12,14 @@ import pytest
 import torch
 import transformers
 
-from sglang_dflash.drafter.config import DrafterConfig, load_config, text_config
+from sglang_dflash.drafter.config import DrafterConfig
+from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
 from sglang_dflash_lab.train.tokenizer import train_tokenizer
 from tests.support.cards import FOLDER, NAMES, VOCAB, card, shrink_drafter, shrink_target
 from tests.support.checkpoints import assert_greedy, spread_weights
 from tests.support.configs import write_model
+from tests.support.files import load_config
 from tests.support.generation import answers, flush, tokens
 from tests.support.servers import LAUNCH_SERVER, SGLANG_SERVE, Server, running, with_plugin, worker_info
 

@@ -89,7 +89,7 @@ DEATHS: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "plain decoding, before a step": (plain_server, (), f"BEFORE {_STEP}"),
     "plain decoding, in a weight update": (plain_server, (), f"AFTER {_LOAD}"),
     "between draft and commit": (dflash_server, (), "BEFORE sglang_dflash.worker.forwards.Verify.verify"),
-    "in a prefill with a tail": (dflash_server, _WINDOW, "BEFORE sglang_dflash.features.window.DraftRings.keep_tail"),
+    "in a prefill with a tail": (dflash_server, _WINDOW, "BEFORE sglang_dflash.features.window.DraftRings.store_tail"),
     "in a weight update": (dflash_server, (), f"AFTER {_LOAD}"),
 }
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
-from sglang_dflash_lab.train.drafter import DrafterConfig, context_features
+from sglang_dflash_lab.train.drafter import context_features
 from sglang_dflash_lab.train.hf import load_model
+from tests.support.files import load_drafter
 from tests.support.generation import Answer, flush, generate, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server
@@ -48,7 +49,7 @@ def test_states_are_plain_decodings(plain_hybrid: Server, server: Server) -> Non
 
 
 def test_states_of_target_layers_are_the_drafters_input(dflash_hybrid: Server) -> None:
-    layers = DrafterConfig.load(drafter_path(PAIR)).target_layer_ids
+    layers = load_drafter(drafter_path(PAIR)).target_layer_ids
     target = load_model(target_path(PAIR), dtype=torch.float32)
     for prompt in PROMPTS:
         flush(dflash_hybrid)

@@ -20,7 +20,7 @@ from sglang_dflash.check.pools import Pools
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.errors import Finding, raise_first_error
+from sglang_dflash.errors import Finding
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
@@ -28,6 +28,7 @@ from sglang_dflash.launch.plan import Decision, ServingPlan, current, decide
 from sglang_dflash.launch.rules import EARLY, LATE, judge
 from sglang_dflash.launch.settings import Settings
 from tests.support.cards import FOLDER
+from tests.support.files import raise_first_error
 
 _SHARED: dict[str, Any] = {
     "model_type": "qwen3",
@@ -55,7 +56,7 @@ MISSING = object()
 RULES = EARLY | LATE
 _ABOUT = [*DRAFTER_RULES]  # by what they read
 CONFIGURATIONS, WEIGHTS, TEXT = (
-    {about: RULES[about] for about in each} for each in (_ABOUT[:12], _ABOUT[12:16], _ABOUT[16:])
+    {about: RULES[about] for about in each} for each in (_ABOUT[:10], _ABOUT[10:14], _ABOUT[14:])
 )
 
 
@@ -136,7 +137,7 @@ def launched(settings: Settings, device: Device, monkeypatch: pytest.MonkeyPatch
     written: dict[str, Any] = {}
     for name, value in {
         "decision_of": lambda _: Decision(launch=Launch.of(settings, device)),
-        "write_record": lambda *_: None,
+        "attach_decision": lambda *_: None,
         "model_config_of": lambda _: None,
         "hybrid_gdn_config": lambda _: 1,
         "mambaish_config": lambda _: 1,

@@ -86,7 +86,7 @@ def test_an_eager_draft_injects_its_own_rows_only(runs: bool, rows: int, monkeyp
     draft: Any = Draft.__new__(Draft)
     waiting, output = list[int](), SimpleNamespace(logits_output=None)
     draft._drafter = SimpleNamespace(decode_cuda_graph_runner=runner, forward=lambda batch: output)
-    draft._drafted, draft._batches, draft._ranks = WIDTH, lambda *_: None, None
+    draft._width, draft._batches, draft._ranks = WIDTH, lambda *_: None, None
     draft._inject = SimpleNamespace(before_draft=waiting.append)
     monkeypatch.setattr(forwards, "draft_tp_context", lambda ranks: nullcontext())
     draft._forward(a_step(3, WIDTH, 1))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from sglang_dflash_lab.train.reference_decoder import DrafterRun, ReferenceDecoder, TargetRun
+from tests.support.files import load_drafter
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus, message_ids
 from tests.support.servers import (
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def reads(self) -> int:
-        window = context_window(self.window, DrafterConfig.load(drafter_path(PAIR, self.drafter)))
+        window = context_window(self.window, load_drafter(drafter_path(PAIR, self.drafter)))
         assert window is not None
         return window
 
@@ -109,7 +109,7 @@ def assert_reference_blocks(case: Case, prompt: list[int], answer: Answer, folde
 def test_blocks_of_any_width_are_the_references(random_widths_hybrid: Server) -> None:
     """Plainly decoded tokens wait until the drafter reads them."""
     flush(random_widths_hybrid)
-    prompts = corpus(PAIR, 3, seed=1)
+    prompts = corpus(PAIR, 8, seed=1)
     answers = generate_all(random_widths_hybrid, prompts, 1, NEW_TOKENS)
     case, folder = Case(4096, "noisy"), random_widths_hybrid.folder
     widths = set().union(*(assert_reference_blocks(case, *each, folder) for each in zip(prompts, answers, strict=True)))

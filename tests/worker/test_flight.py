@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dflash.step import flight
-from sglang_dflash.step.flight import Choice, Finished, Flight, Timed
+from sglang_dflash.step.flight import Finished, Flight, PickedWidth, Timed
 from sglang_dflash.worker import worker
 
 pytestmark = pytest.mark.sglang
@@ -44,7 +44,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 def launch(flight: Flight, width: int) -> None:
     flight.begin()
     step: Any = SimpleNamespace(batch=SimpleNamespace(reqs=()), caught_up=width == 2)
-    flight.launched(Choice(width, 2, ()), step, [width])
+    flight.launched(PickedWidth(width, 2, ()), step, [width])
 
 
 def test_a_step_lasts_until_the_next_one_starts_and_is_read_when_the_device_has_finished(events: Events) -> None:

@@ -17,7 +17,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
 from sglang_dflash.features.exact.rows import is_exact
-from sglang_dflash.launch.widths import WidthConfig
+from sglang_dflash.launch.width_config import WidthConfig
 from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dflash.step import state
-from sglang_dflash.step.state import DraftState
+from sglang_dflash.step import draft_state
+from sglang_dflash.step.draft_state import DraftState
 
 BLOCK = 4
 PROMPT = 10
@@ -45,13 +45,13 @@ class OneRequest:
     def step(self, width: int, count: int) -> bool:
         """Decode; return whether the request ran, and was not aborted."""
         spec_info = self.batch.spec_info
-        if state.tokens_required(None, self.batch, self.batch.reqs, self.page) > self.free:  # type: ignore[arg-type]
+        if draft_state.tokens_required(None, self.batch, self.batch.reqs, self.page) > self.free:  # type: ignore[arg-type]
             return False
         spec_info.prepare_for_decode(self.batch)
-        slots = self.kv.kv_allocated_len if spec_info.limits is None else int(spec_info.limits[0])
+        slots = self.kv.kv_allocated_len if spec_info.slot_limits is None else int(spec_info.slot_limits[0])
         assert slots == self.kv.kv_allocated_len
         end = PROMPT + self.batch.reqs[0].sampling_params.max_new_tokens
-        most = width if spec_info.room is None else min(width, spec_info.room)
+        most = width if spec_info.free_positions is None else min(width, spec_info.free_positions)
         assert min(self.committed + most, end) <= slots, "a draft that may be accepted has no slot"
         assert int(spec_info.reserved_lens_cpu[0]) >= self.committed + width, "the bound is no bound"
         self.kv.kv_committed_len, self.committed = self.committed, self.committed + min(count, most)
@@ -62,8 +62,8 @@ class OneRequest:
 def decode(request: OneRequest, steps: Sequence[tuple[int, int]], end: int = 10_000) -> OneRequest:
     """Decode with these widths and accept lengths until the host knows of ``end``, or the request is aborted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "alloc_for_spec_decode", request.allocate)
-        patch.setattr(state, "get_alloc_reserve_per_decode", lambda: 2 * BLOCK)
+        patch.setattr(draft_state, "alloc_for_spec_decode", request.allocate)
+        patch.setattr(draft_state, "get_alloc_reserve_per_decode", lambda: 2 * BLOCK)
         for width, count in steps:
             if request.kv.kv_committed_len >= end or not request.step(width, count):
                 break

@@ -54,7 +54,7 @@ _WORKER = "sglang.srt.speculative.dflash_worker_v2.DFlashWorkerV2."
 # In addition to forwards, attention plans and the platform's functions
 KERNELS = (
     "prepare_block view_rings take_drafts accept_block stage_block match_copies take_copies penalize_block "
-    "repeat_rows seeded_tokens leading_tokens"
+    "seeded_tokens leading_tokens"
 )
 DEVICE = (
     *(f"sglang_dflash.ops.{name}" for name in KERNELS.split()),

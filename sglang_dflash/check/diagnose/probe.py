@@ -1,7 +1,5 @@
 """Measurements of a running server: its state, and a few prompts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
@@ -37,7 +35,7 @@ class Server:
         drafting: Mapping[str, Any] = worker.get("drafting") or {}
         self.worker = "sglang-dflash" if worker else "SGLang's worker"
         self.target, self.drafter = str(info["model_path"]), str(info["speculative_draft_model_path"] or "copies alone")
-        self.drafts = info["speculative_draft_model_path"] is not None
+        self.has_drafter = info["speculative_draft_model_path"] is not None
         # the largest if the width is adaptive
         self.block: int = worker.get("drafted", info["speculative_num_draft_tokens"])
         self.adaptive: bool = worker.get("adaptive", False)
@@ -106,7 +104,7 @@ class Probe:
     """A probe and its answers."""
 
     name: str
-    cause: str = ""  # that this probe plants
+    cause: str = ""  # the cause that this probe plants
     template: bool = True
     thinking: bool | None = None  # None for the template's default
     temperature: float = 0.0

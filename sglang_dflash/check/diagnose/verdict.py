@@ -1,7 +1,5 @@
 """The verdict of a diagnosis: what limits drafting, and its fix."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter
 
 SENTENCES = 3
-FULL = 0.9  # of the block size, from which a block counts as full
+FULL = 0.9  # share of the block size from which a block counts as full
 # public benchmarks that resemble the tasks
 _LIKE = {"math": ("gsm8k", "math500"), "code": ("humaneval", "mbpp"), "chat": ("mt-bench", "alpaca")}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -147,7 +145,7 @@ async def diagnose(
     """
     server, planned, partial = Server(await client.server_info()), list[Probe](), True
     report("\n  ".join([f"{server.target} + {server.drafter}, served by {server.worker}", *server.facts]))
-    if not server.drafts:
+    if not server.has_drafter:
         raise DFlashError(
             "the server has no drafter to judge",
             remedy="none needed; the lines above show what the server drafts without one",

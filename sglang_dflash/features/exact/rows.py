@@ -1,11 +1,9 @@
 """Attention of a verify by rows, and a check of the target's products.
 
-Hooks lay a block out as decode rows in SGLang's Triton backend. Under deterministic inference rows are independent and
-the split of a row's keys depends on its length alone, so each row is bit-identical to plain decoding. Products are not
-exact if their kernel depends on the number of rows.
+Hooks lay a block out as decode rows in SGLang's Triton backend. Under deterministic inference rows are independent, and
+the split of a row's keys depends on its length alone. Each row is then bit-identical to plain decoding. A product is
+not exact if its kernel depends on the number of rows.
 """
-
-from __future__ import annotations
 
 import copy
 import logging
@@ -27,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def widen(_: None, backend: Any, *args: Any, **options: Any) -> None:
-    """Hook after ``TritonAttnBackend.__init__``: make room for a row per block position."""
+    """Hook after ``TritonAttnBackend.__init__``: allocate a row per block position."""
     if not backend.is_draft_runner:
         rows = (len(backend.kv_indptr) - 1) * current.worker.plan.block
         backend.kv_indptr = backend.kv_indptr.new_zeros(rows + 1)
@@ -49,8 +47,8 @@ def attend(
         return original(backend, q, k, v, layer, forward_batch, *save, **options)
     read = backend.forward_metadata
     for x in (q, read.attn_logits, read.attn_lse, read.kv_indptr, read.kv_indices, read.num_kv_splits):
-        # as Triton specialises plain decoding's kernels: by address, and by the length of q's rows
-        assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "another compilation than plain decoding's"
+        # Triton specialises kernels by address and by the stride of q, as in plain decoding
+        assert x.data_ptr() % ALIGNMENT == q.stride(0) % 16 == 0, "plain decoding runs another compilation"
     return backend.forward_decode(q, k, v, layer, forward_batch, *save, **options)
 
 
@@ -96,13 +94,13 @@ def row_dependent_products(target: Any, widths: tuple[int, ...], compared: int =
     """Return the products of a model runner whose rows depend on the number of rows, by shape ``(outputs, inputs)``.
 
     Compare the bits of the first ``compared`` rows of one projection per shape, of experts and of the LM head with
-    those of each row alone: where oneDNN sums in another order, one row in forty shows it.
+    those of each row alone. Where oneDNN sums in another order, one row in forty differs.
     """
     model, most, hidden = target.model, target.max_running_requests, target.model_config.hidden_size
     processor = next(module for module in model.modules() if isinstance(module, LogitsProcessor))
     products: Any = {("LM head", hidden): partial(processor._compute_lm_head, lm_head=model.lm_head)}
     for module in getattr(model, "model", model).modules():  # without a vision tower
-        # it may also hold a convolution's three-dimensional weight
+        # a convolution's weight has three dimensions
         if isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod) and module.weight.dim() == 2:
             products[tuple(module.weight.shape)] = partial(module.quant_method.apply, module, bias=module.bias)
         elif hasattr(module, "experts"):

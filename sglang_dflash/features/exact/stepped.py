@@ -1,8 +1,7 @@
 """Exact verify and commit of the gated delta net: plain decoding's own kernel, launched once per position.
 
-SGLang's packed decode kernel advances a state by one token, in place: in a verify on copies of the states, in a
-replay's commit over the accepted tokens. Scratch row 0 belongs to no request: the CPU platform writes skipped rows
-there.
+SGLang's packed decode kernel advances a state by one token, in place. The verify runs it on copies of the states. The
+commit runs it again over the accepted tokens. Row 0 of the copies is scratch memory for skipped rows.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from sglang_dflash.step.step import Step
 
-ALIGNMENT = 16  # bytes, of every tensor that plain decoding hands to its kernels
-SCRATCH_BYTES = 512 << 20  # of a commit's copies of states
+ALIGNMENT = 16  # bytes, of every tensor that plain decoding passes to its kernels
+SCRATCH_BYTES = 512 << 20  # most bytes of a commit's copies of states
 Gates = tuple[Tensor, Tensor]  # A_log and dt_bias of a layer
 Targets = Sequence[tuple[Tensor, Tensor]]  # slots, and the tokens after which states are written there
 
@@ -87,7 +86,7 @@ def step_commit(
     live = starts >= 0
     ends = torch.where(live & (counts > 0), ends, 0).clamp_(min=0)
     starts = torch.cat([starts.new_zeros(1), starts.clamp(min=0)])
-    layers_at_once = len(states)  # one of few divisors, because each is another compilation
+    layers_at_once = len(states)  # a divisor, because each number is another compilation
     while layers_at_once > max(1, SCRATCH_BYTES // (len(starts) * states[0, 0].nbytes)):
         layers_at_once //= next(divisor for divisor in range(2, layers_at_once + 1) if layers_at_once % divisor == 0)
     for first in range(0, len(states), layers_at_once):
@@ -109,7 +108,7 @@ def step_commit(
 
 
 def _rings(records: Records) -> tuple[Tensor, ...]:
-    # of keys, values, a and b
+    # rings of keys, values, a and b
     assert records.updates_low is not None
     return records.keys, records.updates, records.decays, records.updates_low.select(-1, 0)
 
@@ -122,14 +121,14 @@ def by_position(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rows_of(live: Tensor) -> Tensor:
-    # row in the scratch, int32 [n], negative to skip it
+    # rows of the copies, int32 [n]; a kernel skips negative ones
     return torch.where(live, torch.arange(1, len(live) + 1, device=live.device), -1).int()
 
 
 def _advance(
     mixed: Tensor, a: Tensor, b: Tensor, gates: Gates, scratch: Tensor, rows: Tensor, out: Tensor, scale: float = 1.0
 ) -> None:
-    # Triton compiles by address and stride, and another layout rounds sums differently: as in plain decoding
+    # Triton compiles by address and stride. Another layout than plain decoding's would round sums differently.
     for x in (mixed, a, b, scratch, rows, out):
         assert x.data_ptr() % ALIGNMENT == 0 and x.stride(0) == x[0].numel(), (x.data_ptr(), x.shape, x.stride())
     fused_recurrent_gated_delta_rule_packed_decode(

@@ -37,7 +37,7 @@ def dependent_launch() -> dict[str, Any]:
 @triton.jit
 def fetch(at):
     # A hint: fetch the lines of 128 bytes at these addresses to the L2 cache, before a wait in which DRAM idles, or
-    # before loads that would ask for fewer at once. Kernels do so with PDL: sm_86, without it, has 6 MB of L2.
+    # before loads that would request fewer at once. Kernels do so with PDL: sm_86, without it, has 6 MB of L2.
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )

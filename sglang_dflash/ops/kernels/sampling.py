@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sglang_dflash.ops.kernels import assert_dense, lanes_of
+from sglang_dflash.ops.kernels import assert_dense
 
 
 @triton.jit(do_not_specialize=["draft_tokens", "rows", "width", "draft_stride"])
@@ -46,36 +46,6 @@ def penalize_block(logits, draft_tokens, counts, rows, coefficients):
             logits, draft_tokens, counts, rows, coefficients, vocab, width, logits.stride(1), draft_tokens.stride(0),
             LANES=lanes, num_warps=4,
         )  # fmt: skip
-
-
-@triton.jit
-def repeat_entry(entries, repeated, row, to, mask):
-    if entries is not None:
-        tl.store(repeated + to, tl.load(entries + row), mask=mask)
-
-
-@triton.jit(do_not_specialize=["first", "second", "third", "fourth", "fifth", "width"])
-def repeat_rows_kernel(
-    first, second, third, fourth, fifth, to_first, to_second, to_third, to_fourth, to_fifth, width,
-    LANES: tl.constexpr,
-):  # fmt: skip
-    row, lanes = tl.program_id(0), tl.arange(0, LANES)
-    to, mask = row * width + lanes, lanes < width
-    repeat_entry(first, to_first, row, to, mask)
-    repeat_entry(second, to_second, row, to, mask)
-    repeat_entry(third, to_third, row, to, mask)
-    repeat_entry(fourth, to_fourth, row, to, mask)
-    repeat_entry(fifth, to_fifth, row, to, mask)
-
-
-def repeat_rows(*vectors, width):
-    first = vectors[0]
-    assert_dense(*vectors)
-    assert all(each is None or len(each) == len(first) for each in vectors), f"not {len(first)} rows each"
-    repeated = [None if each is None else each.new_empty(len(each) * width, *each.shape[1:]) for each in vectors]
-    if bs := len(first):
-        repeat_rows_kernel[(bs,)](*vectors, *repeated, width, LANES=lanes_of(width), num_warps=1)
-    return tuple(repeated)
 
 
 _LANES = 512  # tokens per tile: with 1,024 a thread of the race takes over 128 registers

@@ -1,7 +1,5 @@
 """Definitions inside the drafter's forward: norm and RoPE, attention, DFlash2's convolution, products, and drafts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 
@@ -126,8 +124,8 @@ def leading_tokens(logits: Tensor, k: int, noise: Noise | None = None) -> tuple[
     first: [rows, V] to float32 and int64 [rows, k].
 
     Args:
-        noise: of requests, of which each has equally many rows in a row. Of a greedy one only the first
-            ``GREEDY_VALUES`` are looked for: the others are minus infinity and 0.
+        noise: of requests, of which each has equally many rows in a row. For a greedy one only the
+            first ``GREEDY_VALUES`` are searched: the others are minus infinity and 0.
     """
     equal_nans = logits.float().masked_fill(logits.isnan(), torch.nan)  # CUDA sorts NaN by sign
     values, tokens = (each[:, :k] for each in equal_nans.sort(dim=-1, descending=True, stable=True))
@@ -146,17 +144,13 @@ def likeliest_tokens(logits: Tensor, k: int, positions: Tensor, noise: Noise) ->
 
 
 def walk_candidates(
-    candidates: Tensor,
-    unary: Tensor,
-    anchors: Tensor,
-    positions: Tensor,
-    noise: Noise | None = None,
+    candidates: Tensor, unary: Tensor, anchors: Tensor, positions: Tensor, noise: Noise | None = None,
     codebooks: Codebooks | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Choose a token per position, from left to right, by the candidates' scores.
 
     The score of candidate c after token p is ``unary[c] + sum over r of predecessors[p, r] * gates[r] * successors[c,
-    r]``, in float32; without ``codebooks``, ``unary[c]``. :func:`choose` chooses by the scores.
+    r]``, in float32; without ``codebooks``, ``unary[c]``. :func:`choose_candidate` chooses by the scores.
 
     Args:
         candidates, unary: int64 and float32 [bs, n, K], distinct at each position.
@@ -172,19 +166,19 @@ def walk_candidates(
     places = positions[:, None] + torch.arange(n, device=positions.device)
     if codebooks is None:
         repeated = noise and Noise(*(each.repeat_interleave(n) for each in noise))
-        tokens, leads = choose(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
+        tokens, leads = choose_candidate(candidates.view(-1, k), unary.view(-1, k), repeated, places.flatten())
         return tokens.view(bs, n), leads.view(bs, n)
     (gates, predecessors, successors), last, chosen = codebooks, anchors, []
     for i in range(n):
         key = predecessors[last].float() * gates[:, i].float()
         scores = unary[:, i] + (successors[candidates[:, i]].float() @ key[:, :, None]).squeeze(2)
-        chosen.append(choose(candidates[:, i], scores, noise, places[:, i]))
+        chosen.append(choose_candidate(candidates[:, i], scores, noise, places[:, i]))
         last = chosen[-1][0]
     tokens, leads = (torch.stack(each, 1) for each in zip(*chosen, strict=True))
     return tokens, leads
 
 
-def choose(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
+def choose_candidate(ids: Tensor, scores: Tensor, noise: Noise | None, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Choose a candidate per row, ``ids`` and ``scores`` [rows, K]: its token [rows], and the best one's lead [rows].
 
     Take the best. If its probability is below ``UNSURE`` and the request samples, take the target's draw at

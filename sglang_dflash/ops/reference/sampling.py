@@ -1,7 +1,5 @@
 """Sampling definitions: penalties, filters, and seeded draws from logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -61,18 +59,10 @@ def filter_probs(probs: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) 
     return torch.zeros_like(probs).scatter_(-1, order, ranked.where(keep, 0.0))
 
 
-def repeat_rows(*vectors: Tensor | None, width: int) -> tuple[Tensor | None, ...]:
-    """Repeat every entry of five vectors of [bs] or [bs, 1] ``width`` times in a row; all but the first may be None."""
-    return tuple(None if vector is None else vector.repeat_interleave(width, dim=0) for vector in vectors)
-
-
 def seeded_tokens(
-    logits: Tensor,
-    temperatures: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
-    seeds: Tensor,
+    logits: Tensor, temperatures: Tensor, filters: tuple[Tensor, Tensor, Tensor] | None, seeds: Tensor,
     positions: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Draw each row's token from its logits, which do not change.
 
     A row of top-k 1 takes the first of its largest logits: SGLang gives a greedy request in a sampled batch top-k 1.

@@ -1,7 +1,5 @@
 """Definitions around the two forwards: the block, its acceptance, copies, and a draft window's table."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -49,15 +47,9 @@ class Accepted(NamedTuple):
 
 
 def prepare_block(
-    bonus: Tensor,
-    seq_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    *,
-    width: int,
-    mask_token_id: int,
+    bonus: Tensor, seq_lens: Tensor, req_pool_indices: Tensor, req_to_token: Tensor, *, width: int, mask_token_id: int,
     state_table: Tensor | None = None,
-) -> Block:
+) -> Block:  # fmt: skip
     """Lay out the next block of every request.
 
     Positions past the table get slot 0, SGLang's write-only padding slot.
@@ -119,8 +111,8 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
 
     A draft x that is made without N_j is kept with probability p(x), the maximum for a drafter that proposes one fixed
     token (Leviathan et al. 2023, section 2.3, with a point-mass proposal: min(1, p(x) / 1)). A draft that is drawn with
-    N_j (:func:`~sglang_dflash.ops.reference.model.choose`) agrees more often where p is spread: both draws are the
-    argmax of a score plus the same Gumbel noise per token.
+    N_j (:func:`~sglang_dflash.ops.reference.model.choose_candidate`) agrees more often where p is spread: both draws
+    are the argmax of a score plus the same Gumbel noise per token.
 
     Args:
         draft_tokens: int64 [bs, w], the verified block; column 0 is the anchor.
@@ -140,14 +132,9 @@ def accept_block(draft_tokens: Tensor, target_tokens: Tensor, seq_lens: Tensor, 
 
 
 def stage_block(
-    hidden: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    accept_lens: Tensor,
-    staged_hidden: Tensor,
-    staged_positions: Tensor,
-    staged_slots: Tensor,
-) -> None:
+    hidden: Tensor, positions: Tensor, slots: Tensor, accept_lens: Tensor, staged_hidden: Tensor,
+    staged_positions: Tensor, staged_slots: Tensor,
+) -> None:  # fmt: skip
     """Copy a verified block to the memory from which the drafter's next forward injects it.
 
     Rejected positions get slot 0, SGLang's write-only padding slot.
@@ -167,16 +154,9 @@ def stage_block(
 
 
 def match_copies(
-    history: Tensor,
-    found: Tensor,
-    rows: Tensor,
-    seq_lens: Tensor,
-    tokens: Tensor,
-    last: Tensor,
-    *,
-    longest: int,
+    history: Tensor, found: Tensor, rows: Tensor, seq_lens: Tensor, tokens: Tensor, last: Tensor, *, longest: int,
     bound: int,
-) -> None:
+) -> None:  # fmt: skip
     """Append tokens to the histories, and find the longest earlier occurrence of every request's newest tokens.
 
     Ties go to the newest. Matches are encoded as one integer, so a maximum over tiles finds the best, and later steps
@@ -209,16 +189,9 @@ def match_copies(
 
 
 def take_copies(
-    tokens: Tensor,
-    margins: Tensor,
-    history: Tensor,
-    found: Tensor,
-    rows: Tensor,
-    last: Tensor,
-    *,
-    least: int,
+    tokens: Tensor, margins: Tensor, history: Tensor, found: Tensor, rows: Tensor, last: Tensor, *, least: int,
     margin: float,
-) -> None:
+) -> None:  # fmt: skip
     """Replace drafts with copies where the drafter is unsure of the first draft that differs from its copy.
 
     A copy is the text after the match; past the newest token it repeats itself.
@@ -246,17 +219,9 @@ def take_copies(
 
 
 def view_rings(
-    table: Tensor,
-    oldest: Tensor,
-    rows: Tensor,
-    seq_lens: Tensor,
-    positions: Tensor,
-    *,
-    first: int,
-    size: int,
-    window: int,
-    page: int,
-) -> tuple[Tensor, Tensor]:
+    table: Tensor, oldest: Tensor, rows: Tensor, seq_lens: Tensor, positions: Tensor, *, first: int, size: int,
+    window: int, page: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Write the slots of every request's ring from its oldest visible token on, and look up the block's slots.
 
     Position ``p`` of row ``r`` has the slot ``first + (r - 1) * size + p % size``.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPEATS = 5
-SHARE = 0.1  # of the start
+SHARE = 0.1  # share of the start-up time
 Cell = tuple[int, int]  # batch size and width
 
 
@@ -39,7 +39,7 @@ def width_policy(
     costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
     if get_parallel().tp_rank == 0:
         logger.info("DFLASH: adaptive widths %s; %s", widths, costs)
-    return AdaptiveWidth(costs, plan.drafted)
+    return AdaptiveWidth(costs, plan.drafter_width)
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -57,13 +57,13 @@ def step_times(
     most, widest, seconds = target.max_running_requests, widths[-1], since_start() * SHARE / (1 - SHARE)
     cells = [(bs, width) for bs in batch_sizes(most) for width in widths]
     cells.sort(key=lambda cell: (cell[0] > 1, widths[0] < cell[1] < widest, cell))
-    # so that no request waits for oneDNN to compile
+    # compile all of oneDNN's kernels before the first request
     numbers = range(1, most + 1) if torch.device(target.device).type == "cpu" else ()
     compiled = {host_rows(bs * widest): (bs, widest) for bs in numbers}.values()
     device, group = torch.get_device_module(target.device), get_parallel().tp_group
     taken, deadline = dict[Cell, list[float]](), time.perf_counter() + seconds
     twice = [cell for cell in cells for _ in range(2)]  # a warm-up and a time
-    required = 2 * len(widths) + 4  # of one request, and the narrowest and widest block of the next batch size
+    required = 2 * len(widths) + 4  # all blocks of one request, the narrowest and widest of the next batch size
     for number, cell in enumerate([*twice, *compiled, *cells * (REPEATS - 2)]):
         if number >= required and not group.broadcast_object(time.perf_counter() < deadline):
             break
@@ -76,7 +76,7 @@ def step_times(
 
 
 def extrapolated(cells: list[Cell], taken: Mapping[Cell, float]) -> dict[Cell, float]:
-    """Return the milliseconds of all cells: those not in ``taken`` grow with the rows as the widest blocks do."""
+    """Return the milliseconds of all cells. Times that ``taken`` lacks grow with the rows as the widest blocks do."""
     widest, largest = max(width for _, width in cells), max(taken, key=prod)
     slope = max(0.0, taken[largest] - taken[1, widest]) / max(1, prod(largest) - widest)
     line = {cell: taken[1, widest] + slope * (prod(cell) - widest) for cell in cells}

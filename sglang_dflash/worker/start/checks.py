@@ -1,7 +1,7 @@
 """Compare the kernels of a state replay with their definitions, at the start on the serving device.
 
-A miscompiled kernel would produce wrong tokens and no other sign. One random block runs on a little pool like the
-server's; the definition runs on a copy of it on the host, without TF32.
+A miscompiled kernel would only show in wrong tokens. One random block runs on a small pool like the server's. The
+definition runs on a copy of it on the host, without TF32.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAYERS = 2  # shows a wrong layer stride
-# of the largest value: a product in one TF32 part is off by 2 ** -11
+LAYERS = 2  # so that a wrong layer stride is found
+# relative to the largest value: a product in one TF32 part differs by 2 ** -11
 FLOAT32_TOLERANCE = 2**-12
 # a padding request, and one at row 1 and slot 1 with a snapshot in slot 2; the definition writes padding to 0
 SLOTS, ROWS, TRACK_SLOTS = torch.tensor([-1, 1], dtype=torch.int32), torch.tensor([0, 1]), torch.tensor([-1, 2])
@@ -56,8 +56,7 @@ def check_replay(runner: ModelRunner, width: int) -> None:
 
 def _refusal(found: str) -> DFlashError:
     return DFlashError(
-        found,
-        remedy=f"start with {SWITCH}={BUILTIN}, and report the device and the versions of torch and Triton",
+        found, remedy=f"start with {SWITCH}={BUILTIN}, and report the device and the versions of torch and Triton"
     )
 
 
@@ -113,7 +112,7 @@ def _inputs(host: list[Tensor], dtype: torch.dtype, width: int, generator: torch
     (_, _, HV, V, K), (_, _, H, *_), tokens = host[0].shape, host[2].shape, 2 * width
     projected = torch.randn(tokens, 2 * H * K + HV * V, generator=generator).to(dtype)
     a = torch.randn(tokens, HV, generator=generator).to(dtype)
-    # whose sigmoids are far from the rounding boundaries of 16 bits
+    # the sigmoids of these are far from the rounding boundaries of 16 bits
     b = (torch.randint(-4, 4, (tokens, HV), generator=generator) / 2).to(dtype)
     return [projected, a, b, torch.rand(HV, generator=generator).log(), torch.randn(HV, generator=generator)]
 

@@ -1,6 +1,6 @@
 """CUDA graphs and attention backends for every width of a step.
 
-SGLang builds one of each and reads it from its runners' attributes; each step swaps in its own.
+SGLang builds one of each, as attributes of its runners. A step replaces them by those of its width.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def sizes_for_narrower(captured: Sequence[int]) -> list[int]:
 
 
 class WidthGraphs:
-    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafted: int) -> None:
+    def __init__(self, target: ModelRunner, drafter: ModelRunner | None, layout: Any, drafter_width: int) -> None:
         self.target, self.drafter, self.layout = target, drafter, layout
         self._runners = [runner for runner in (target, drafter) if runner is not None]
-        self._full, self.drafted = get_spec().speculative_num_draft_tokens, drafted
+        self._full, self.drafter_width = get_spec().speculative_num_draft_tokens, drafter_width
         self._captured = isinstance(target.decode_cuda_graph_runner, DecodeCudaGraphRunner)
         self._sizes = sizes_for_narrower(target.decode_cuda_graph_runner.capture_bs) if self._captured else []
         self._changes: dict[int, list[Change]] = {}
@@ -82,7 +82,7 @@ class WidthGraphs:
             _log("width %d only: %s", self._full, reason)
             return (self._full,)
         if narrower and self._captured:
-            sets = len(narrower) + sum(1 < width < self.drafted for width in narrower)
+            sets = len(narrower) + sum(1 < width < self.drafter_width for width in narrower)
             _log(
                 "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
                 *(sets * len(self._sizes), sorted(narrower), self._sizes),
@@ -119,8 +119,8 @@ class WidthGraphs:
             return
         with get_spec().override(speculative_num_draft_tokens=width):
             self._build_runner(self.target, width, "decode" if width == 1 else "target_verify")
-            # wider blocks use its own graphs
-            if self.drafter is not None and 1 < width < self.drafted:
+            # wider blocks use the graphs of the drafter's width
+            if self.drafter is not None and 1 < width < self.drafter_width:
                 with drafters_ranks(self.layout):
                     self._build_runner(self.drafter, width, "draft_decode")
 
@@ -142,7 +142,7 @@ class WidthGraphs:
         _log("graphs of width %d, %s: %.0f MiB, %.1f s", width, phase, memory_gb * 1024, seconds)
 
     def _see_whole_window(self, width: int, backend: Any) -> None:
-        # SGLang's Triton decode drops the oldest token of a sliding window, which its verify and the model see
+        # SGLang's Triton decode omits the oldest token of a sliding window, which its verify and the model read
         # (sgl-project/sglang#32087)
         if width == 1 and isinstance(backend, TritonAttnBackend) and backend.sliding_window_size:
             self._changes[width].append((backend, "sliding_window_size", backend.sliding_window_size + 1))
@@ -157,12 +157,12 @@ class WidthGraphs:
 
 @contextmanager
 def shared_indices(backend: Any, widest: Any) -> Iterator[None]:
-    """Let graphs that are captured here list K/V slots in the buffer of the widest ones: one graph runs at a time.
+    """Capture graphs that list K/V slots in the buffer of the widest ones: one graph runs at a time.
 
     FlashInfer and Triton allocate ``requests * width * context`` of them per backend, and FlashInfer a mask that no
     block uses. With a sliding window they hold a second list.
     """
-    full, own = (getattr(each, "full_attn_backend", each) for each in (backend, widest))  # of a hybrid
+    full, own = (getattr(each, "full_attn_backend", each) for each in (backend, widest))  # a hybrid wraps it
     held, allocate = getattr(own, "cuda_graph_kv_indices", None), full.init_cuda_graph_state
     held = held[0] if isinstance(held, list) and len(held) == 1 else held
     if isinstance(held, torch.Tensor) and not getattr(own, "sliding_window_size", None):
@@ -207,7 +207,7 @@ def drafters_ranks(layout: Any) -> Iterator[None]:
 
 
 def drafter_has_room(drafter: ModelRunner) -> bool:
-    """Return whether the drafter's own graphs fit, the same on all ranks."""
+    """Return whether the drafter's graphs fit; equal on all ranks."""
     if torch.device(drafter.device).type != "cuda" or (free := free_gb(drafter)) >= DRAFTER_GB:
         return True
     if get_parallel().tp_rank == 0:

@@ -1,7 +1,7 @@
-"""Run dummy steps and peak sampling at the start, so that no kernel is compiled and no memory is missed under load.
+"""Run dummy steps and peak sampling at the start. Under load no kernel is then compiled, and no memory is missing.
 
-A kernel is recompiled, which blocks all requests, when any of these changes: dtype, 16-byte alignment, None, an integer
-that is 1 or a multiple of 16, a constexpr.
+A compilation blocks all requests. Triton compiles a kernel again when any of these changes: dtype, 16-byte alignment,
+None, an integer that is 1 or a multiple of 16, a constexpr.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sglang_dflash.launch import division
 from sglang_dflash.launch.division import size
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.ops import penalize_block, runs_kernels
-from sglang_dflash.step.state import DraftState
+from sglang_dflash.step.draft_state import DraftState
 from sglang_dflash.worker.forwards import Inject, NoDrafter
 from sglang_dflash.worker.start import timed
 
@@ -73,7 +73,7 @@ def dummy_batch(target: ModelRunner, bs: int, context: int, *, sampled: bool = F
         multimodal_inputs=[None] * bs,
         sampling_info=dummy_sampling(target, bs, sampled=sampled),
     )
-    if get_parallel().attn_dp_enabled:  # all ranks run the same batch
+    if get_parallel().attn_dp_enabled:  # all ranks run equal batches
         batch.global_num_tokens = [bs] * (get_parallel().num_dp_ranks if require_mlp_tp_gather() else 1)
         batch.global_num_tokens_for_logprob, batch.can_run_decode_cuda_graph = batch.global_num_tokens, True
     batch.spec_info = DraftState(torch.zeros_like(batch.seq_lens), batch.seq_lens, in_flight=0)
@@ -114,12 +114,7 @@ class FirstCalls:
     """
 
     def __init__(
-        self,
-        plan: ServingPlan,
-        target: ModelRunner,
-        inject: Inject | NoDrafter,
-        step: Step,
-        every_batch: bool = False,
+        self, plan: ServingPlan, target: ModelRunner, inject: Inject | NoDrafter, step: Step, every_batch: bool = False
     ) -> None:
         self._plan, self._target, self._inject, self._step = plan, target, inject, step
         self._table, most = target.req_to_token_pool.req_to_token, target.max_running_requests
@@ -176,7 +171,7 @@ class FirstCalls:
 
 
 def prewarm_largest_step(target: ModelRunner, block: int) -> SamplingPrewarmResult:
-    """Sample a full batch of blocks with every filter; SGLang's K/V pool leaves the returned peak memory free.
+    """Sample a full batch of blocks with every filter; SGLang leaves the returned peak memory free of K/V.
 
     Raises:
         DFlashError: not even a full batch of greedy requests fits.

@@ -21,7 +21,7 @@ class RandomWidth(WidthPolicy):
     def width(self, batch_size: int, matches: Sequence[int] = ()) -> int:
         return self._random.choice(self.widths)
 
-    def fingerprint(self) -> int:
+    def state_hash(self) -> int:
         return hash(self._random.getstate()[1])
 
     def describe(self) -> dict[str, Any]:

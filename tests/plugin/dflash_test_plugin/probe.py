@@ -98,7 +98,7 @@ def rounds() -> None:
         if is_verify:  # SGLang pads the batch for the other ranks, so nothing is planned for it before
             assert not forward_batch.forward_metadata_ready and forward_batch.global_num_tokens_cpu is not None
 
-    _hook("AFTER", "sglang_dflash.features.width.Width.choose", record)
+    _hook("AFTER", "sglang_dflash.features.step_width.Width.pick", record)
     _hook("BEFORE", FORWARD, draft)
     _hook("BEFORE", "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation", verify)
 
@@ -233,7 +233,7 @@ def tails() -> None:
             read = texts(req, prefix, slots)
             assert read == {slot: written[slot] for slot in read}, f"{req.rid} reads the tail of another text"
 
-    _hook("AFTER", "sglang_dflash.features.window.DraftRings.keep_tail", keep)
+    _hook("AFTER", "sglang_dflash.features.window.DraftRings.store_tail", keep)
     _hook("AROUND", "sglang_dflash.features.window.DraftRings._start", start)
 
 
@@ -254,4 +254,4 @@ def acceptance() -> None:
         step.tokens[:, 1] = int(os.environ["SGLANG_DFLASH_TEST_REFUSED"])  # a token that the target never chooses
 
     _hook("AFTER", "dflash_test_plugin.policies.RandomWidth.width", lambda *_: int((FOLDER / "width").read_text()))
-    _hook("AFTER", "sglang_dflash.features.copies.Copies.drafted", record_and_refuse)
+    _hook("AFTER", "sglang_dflash.features.copies.Copies.after_draft", record_and_refuse)

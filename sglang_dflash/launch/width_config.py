@@ -19,7 +19,7 @@ FLAG = "--speculative-adaptive-config"
 
 @dataclass(frozen=True)
 class WidthConfig:
-    """The file.
+    """The content of the file.
 
     Attributes:
         widths: ascending; empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and
@@ -32,8 +32,8 @@ class WidthConfig:
         """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
         if not self.widths:
             powers = {1 << exponent for exponent in range(block_size.bit_length())}
-            drafted = min(drafter_block or block_size, block_size)
-            return tuple(sorted({*powers, *((12,) if drafted >= 16 else ()), drafted, block_size}))
+            drafter_width = min(drafter_block or block_size, block_size)
+            return tuple(sorted({*powers, *((12,) if drafter_width >= 16 else ()), drafter_width, block_size}))
         if self.widths[-1] > block_size:
             raise DFlashError(
                 f"width {self.widths[-1]} in the file of {FLAG} exceeds the block size {block_size}",

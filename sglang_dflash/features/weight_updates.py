@@ -1,6 +1,4 @@
-"""Writes of a running server's weights: to the selected model only, and an error where SGLang would end."""
-
-from __future__ import annotations
+"""Weight updates of a running server: of the selected model only, and errors where SGLang would stop the server."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +15,9 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.runtime_context import get_serving
 from sglang.srt.utils.weight_versions import WeightVersionEvent
 
-from sglang_dflash.features.updates.requests import refused_folder
+from sglang_dflash.drafter.checkpoint import ModelFiles
+from sglang_dflash.drafter.formats import ARCHITECTURES, architecture
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream.hooks import Hooks
 
 logger = logging.getLogger(__name__)
@@ -64,11 +64,27 @@ class Updates(SchedulerWeightUpdaterManager):
             return super().resume_memory_occupation(recv_req)
         tags = ", ".join(sorted(missing))
         problem = f"cannot resume {tags}: /release_memory_occupation was not called with these tags"
-        return ResumeMemoryOccupationReqOutput(rid=problem)  # the only field that reaches the HTTP process
+        return ResumeMemoryOccupationReqOutput(rid=problem)  # the HTTP process receives no other field
+
+
+def refused_folder(path: str) -> str | None:
+    """Return why ``/update_weights_from_disk`` refuses a folder, or None.
+
+    The target's loader would skip every tensor of a drafter, and report success.
+    """
+    try:
+        if architecture(ModelFiles(path).config) not in ARCHITECTURES:
+            return None
+    except DFlashError:
+        return None
+    return (
+        f"{path} is a drafter, and a folder updates the target. Send the drafter's tensors with selector draft to "
+        "/update_weights_from_tensor, or restart the server with this drafter"
+    )
 
 
 def _or_error(update: Callable[[Any], Any], request: Any, answer: type[Any]) -> Any:
-    """SGLang raises for tensors that do not fit; from disk, when it rolls back to the folder that failed."""
+    """Return an error for tensors that do not fit. From disk, SGLang raises when it rolls back to the failed folder."""
     try:
         return update(request)
     except Exception as error:  # process edge: a client's tensors
@@ -94,7 +110,16 @@ def label_launched_tokens(original: Callable[..., None], scheduler: Any, new_ver
             req.weight_version_events.append(event)
 
 
+async def raise_refusal(_: Callable[..., Any], manager: Any, obj: Any, request: Any = None) -> None:
+    """Hook around ``TokenizerManager.resume_memory_occupation``: turn a refusal into a 400."""
+    manager.auto_create_handle_loop()
+    for answer in await manager.resume_memory_occupation_communicator(obj):
+        if answer.rid is not None:
+            raise ValueError(answer.rid)
+
+
 HOOKS = Hooks(
     around={"managers.scheduler.Scheduler.record_weight_version_change": label_launched_tokens},
     values={"managers.scheduler.SchedulerWeightUpdaterManager": Updates},
 )
+TOKENIZER_HOOKS = Hooks(around={"managers.tokenizer_manager.TokenizerManager.resume_memory_occupation": raise_refusal})

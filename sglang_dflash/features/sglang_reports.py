@@ -69,5 +69,5 @@ TOKENIZER_HOOKS = Hooks(
     after={
         "managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": count_verified_drafts,
         **_ADAPTIVE,
-    },
+    }
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-_RAISED_BY = {  # by the limit of concurrent requests
+_RAISED_BY = {  # flags by the limit of concurrent requests
     "recurrent states": "--mamba-full-memory-ratio, --mamba-ssm-dtype bfloat16",
     "tokens of K/V": "a lower --mamba-full-memory-ratio, --speculative-draft-window-size",
 }
@@ -30,9 +30,9 @@ _RAISED_BY = {  # by the limit of concurrent requests
 def divide(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     """Hook around ``KVCacheConfigurator._handle_max_mamba_cache``, called with the GiB for recurrent states and K/V.
 
-    Subtract a replay's convolution windows, and its scratch of requests in transfer, which SGLang omits. Set the number
-    of states, unless the user set it or SGLang gives each request one, as without a prefix cache and on a decoding
-    server.
+    Subtract the convolution windows of a replay, and the scratch of requests in transfer: SGLang omits both. Set the
+    number of states, unless the user set it. Without a prefix cache, and on a decoding server, SGLang allocates one
+    state per request.
 
     Raises:
         DFlashError: the weights leave too little for one request.
@@ -88,25 +88,25 @@ def log_pools(plan: ServingPlan, target: ModelRunner, slots_per_request: int) ->
     """
     states: Any = getattr(target.req_to_token_pool, "mamba_pool", None)
     slots, pools = 0 if states is None else states.size, token_pools(plan, target)
-    asked = max(1, get_schedule().max_running_requests // get_parallel().attn_dp_size)
+    requested = max(1, get_schedule().max_running_requests // get_parallel().attn_dp_size)
     running = target.max_running_requests
-    counts: dict[str, int | str] = {"asked": asked, "running": running, "capped_by": "--max-running-requests"}
+    counts: dict[str, int | str] = {"asked": requested, "running": running, "capped_by": "--max-running-requests"}
     prefixes = max(0, slots - running * (slots_per_request - 1)) if slots_per_request > 1 else 0
     each, limit = pools.per_request(running)
     sliding = "" if pools.sliding is None else f", {pools.sliding:,} in sliding layers"
     logger.info(
         "DFLASH: %d of %d requests at once; block %d; K/V %s tokens%s (%s per request%s)%s",
-        *(running, asked, plan.block),
+        *(running, requested, plan.block),
         *(f"{pools.tokens:,}", sliding, f"{each:,}", f", limited by {limit}" if sliding else ""),
         f", {prefixes:,} cached prefixes" if slots else "",
     )
-    if running < asked:
+    if running < requested:
         cap = "recurrent states" if slots and running == slots // slots_per_request else "tokens of K/V"
         counts |= {"capped_by": cap, "raised_by": _RAISED_BY[cap]}
         logger.warning(
             "DFLASH: --max-running-requests is %d, but only %d requests fit at once; %s are the limit. Fix: %s, or a "
             "higher --mem-fraction-static; run `sglang-dflash check` to see how far each helps",
-            *(asked, running, cap, _RAISED_BY[cap]),
+            *(requested, running, cap, _RAISED_BY[cap]),
         )
     return counts
 

@@ -1,4 +1,4 @@
-"""The width of each step: a policy chooses it, and learns from the step when its accept counts are on the host."""
+"""The width of each step: a policy picks it, and observes the step when its accept counts are on the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_dflash.features.feature import Feature
-from sglang_dflash.step.flight import Choice
+from sglang_dflash.step.flight import PickedWidth
 from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sglang_dflash.step.flight import Finished
 
-Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # of match lengths, per request; empty if no text is copied
+Buckets = Callable[[Sequence["Req"]], Sequence[int]]  # bucket of match lengths per request; empty without copies
 
 
 class Load(NamedTuple):
@@ -40,17 +40,17 @@ class Width(Feature):
         self.policy, self.buckets = policy, buckets
         self.at: Callable[[int], AbstractContextManager[Any]] = nullcontext
 
-    def choose(self, batch: ScheduleBatch) -> Choice:
+    def pick(self, batch: ScheduleBatch) -> PickedWidth:
         buckets = self.buckets(batch.reqs)
         load = self.load_of(batch, buckets)
-        return Choice(self.policy.width(*load), load.batch_size, buckets)
+        return PickedWidth(self.policy.width(*load), load.batch_size, buckets)
 
     def load_of(self, batch: ScheduleBatch, buckets: Sequence[int]) -> Load:
         return Load.of(batch, buckets)
 
-    def read(self, finished: Finished, kept: Any) -> None:
+    def read(self, finished: Finished, collected: Any) -> None:
         self.policy.observe(finished.width, finished.accept_lens, finished.buckets)
-        if get_parallel().tp_size == 1:  # times differ between ranks, which must choose the same widths
+        if get_parallel().tp_size == 1:  # times differ between ranks, and ranks must pick equal widths
             for each in finished.timed:
                 self.policy.observe_time(each.batch_size, each.width, each.milliseconds, at_most=each.caught_up)
 

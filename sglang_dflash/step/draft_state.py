@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class DraftState(SpecInput):
     """SGLang's ``batch.spec_info`` between steps.
 
-    With overlap scheduling only ``future_indices``, rows of the scheduler's relay buffers, follows the batch. The
-    scheduler refills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
+    With overlap scheduling, a filter or merge of the batch changes ``future_indices`` only, rows of the scheduler's
+    relay buffers. The scheduler fills ``bonus_tokens`` (int64 [bs], anchors of the next block) and ``batch.seq_lens``.
 
     Args:
         in_flight: width of the step that returned this state; with overlap, ``committed_cpu`` lacks its tokens.
@@ -32,8 +32,8 @@ class DraftState(SpecInput):
     Attributes:
         committed_cpu: committed lengths on the host, one step late with overlap.
         reserved_lens_cpu: int32 [bs] on the host, lengths with KV slots; ``reserved_tokens`` is their sum.
-        limits: int64 [bs], lengths with KV slots, if the pool is short (later positions use the padding slot), or None.
-        room: positions of the next block that have slots in every request that may need them; None means all.
+        slot_limits: int64 [bs], lengths with KV slots, if the pool is short; later positions use the padding slot.
+        free_positions: how many positions of the next block have KV slots; None: all.
     """
 
     # unused by DFLASH
@@ -48,8 +48,8 @@ class DraftState(SpecInput):
         self.in_flight, self.reserved_tokens = in_flight, 0
         self.committed_cpu: list[int] = []
         self.reserved_lens_cpu: Tensor | None = None
-        self.limits: Tensor | None = None
-        self.room: int | None = None
+        self.slot_limits: Tensor | None = None
+        self.free_positions: int | None = None
 
     def prepare_for_decode(self, batch: ScheduleBatch) -> None:
         """Reserve KV slots for the next step; runs on the scheduler's stream.
@@ -91,8 +91,8 @@ class DraftState(SpecInput):
                 num_needed_tokens=missing,
                 batch=batch,
             )
-        if self.limits is not None:  # a block may end past its slots
-            longest = [length + self.late(batch) + blocks // 2 for length in self.committed_cpu]
+        if self.slot_limits is not None:  # a block may end past its slots
+            longest = [length + self.unseen_tokens(batch) + blocks // 2 for length in self.committed_cpu]
             self.reserved_lens_cpu = torch.maximum(self.reserved_lens_cpu, _host_tensor(longest, np.int32))
             self.reserved_tokens = int(self.reserved_lens_cpu.sum())
         for req in batch.reqs:
@@ -101,19 +101,19 @@ class DraftState(SpecInput):
         batch.seq_lens_sum = sum(self.committed_cpu)
 
     def _reserve_less(self, batch: ScheduleBatch, blocks: int, page_size: int) -> tuple[list[int], list[int]]:
-        late = self.late(batch)
-        for ahead in (blocks, *range(blocks // 2 + late, late, -1)):
-            current, reserved = lens_to_the_end(batch.reqs, ahead, page_size)
+        unseen = self.unseen_tokens(batch)
+        for tokens_ahead in (blocks, *range(blocks // 2 + unseen, unseen, -1)):
+            current, reserved = lens_to_the_end(batch.reqs, tokens_ahead, page_size)
             if _fits(batch, _whole_pages(current, reserved, page_size)):
                 break
-        self.limits = async_h2d(reserved, dtype=torch.int64, device=batch.device)
+        self.slot_limits = async_h2d(reserved, dtype=torch.int64, device=batch.device)
         ends = [_end(req) for req in batch.reqs]
         lens = zip(self.committed_cpu, reserved, ends, strict=True)
-        short = [length - committed - late for committed, length, end in lens if length < end]
-        self.room = min(short, default=None)
+        short = [length - committed - unseen for committed, length, end in lens if length < end]
+        self.free_positions = min(short, default=None)
         return current, reserved
 
-    def late(self, batch: ScheduleBatch) -> int:
+    def unseen_tokens(self, batch: ScheduleBatch) -> int:
         return self.in_flight if batch.enable_overlap else 0  # tokens that ``committed_cpu`` may lack
 
     def filter_batch(self, new_indices: Tensor, new_indices_cpu: list[int] | None = None) -> None:
@@ -132,15 +132,15 @@ class DraftState(SpecInput):
 def tokens_required(_: Callable[..., int], batch: ScheduleBatch, requests: list[Req], page_size: int) -> int:
     """Hook around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: return the slots that requests need.
 
-    The last request must have one position, as in plain decoding.
+    The last request needs one position, as in plain decoding.
     """
-    ahead = get_alloc_reserve_per_decode() if len(requests) > 1 else batch.spec_info.late(batch) + 1
-    return _whole_pages(*lens_to_the_end(requests, ahead, page_size), page_size)
+    tokens_ahead = get_alloc_reserve_per_decode() if len(requests) > 1 else batch.spec_info.unseen_tokens(batch) + 1
+    return _whole_pages(*lens_to_the_end(requests, tokens_ahead, page_size), page_size)
 
 
-def lens_to_the_end(reqs: Sequence[Req], ahead: int, page_size: int) -> tuple[list[int], list[int]]:
-    """Return the lengths with KV slots, now and with ``ahead`` more positions, but none past the ends."""
-    current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=ahead, page_size=page_size)
+def lens_to_the_end(reqs: Sequence[Req], tokens_ahead: int, page_size: int) -> tuple[list[int], list[int]]:
+    """Return the lengths with KV slots, now and with ``tokens_ahead`` more positions, clamped to the requests' ends."""
+    current, reserved, _ = page_aligned_decode_alloc_lens(reqs, reserve=tokens_ahead, page_size=page_size)
     ends = [ceil_align(_end(req), page_size) for req in reqs]
     lens = zip(current, reserved, ends, strict=True)
     return current, [max(now, min(wanted, end)) for now, wanted, end in lens]
@@ -152,7 +152,7 @@ def _whole_pages(current: list[int], reserved: list[int], page_size: int) -> int
 
 
 def _end(req: Req) -> int:
-    # a step may have been launched before a prefill of no token was processed
+    # even with max_new_tokens 0, one step may already be running
     return len(req.origin_input_ids) + max(1, req.sampling_params.max_new_tokens)
 
 
