@@ -69,6 +69,7 @@ def test_both_accept_lengths_are_the_servers(dflash_hybrid: Server, tmp_path: Pa
     assert f"{row.card_accept:.2f}" in outcome.output
 
 
+@pytest.mark.timeout(1200)
 def test_every_arm_of_the_table_starts_and_gives_plain_decodings_answers(tmp_path: Path) -> None:
     arms = [kind if kind == AR else f"{kind}:8" for kind in ARMS_OF_THE_TABLE]
     arms[arms.index("builtin:8")] += f"+PYTHONPATH={PEERS}"
