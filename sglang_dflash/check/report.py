@@ -180,6 +180,8 @@ def preflight(settings: Settings, device: Device) -> Report:
         about = "configuration"
         findings += _one_cause([*judge(launch, EARLY)], settings.model_path)
         if _goes_on(findings):
+            if settings.pp_size > 1:
+                findings.append(error("DFLASH needs one pipeline stage", "leave --pp-size out", "pipeline stages"))
             findings += judge(launch, LATE)
     except DFlashError as refused:
         return Report([*findings, Finding.of(refused, about)])

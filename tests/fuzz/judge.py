@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -34,8 +35,7 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     global _watched
     touched: list[str] = []
     _watched, began, refusal = (os.path.realpath(folder) + os.sep, touched), process_time(), ""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SECONDS)  # what other threads allocate counts too
+    gc.disable()  # a collection runs the finalisers of other tests' objects, and what they allocate counts
     tracemalloc.start()
     try:
         with redirect_stderr(io.StringIO()):  # argparse's usage
@@ -48,7 +48,7 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     finally:
         _watched, (_, peak) = None, tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        sys.setswitchinterval(interval)
+        gc.enable()
     # Nothing in the text can drive a terminal, forge a line of a log or fill it.
     assert refusal.isprintable() and len(refusal) < 20 * MAX_CHARACTERS, ascii(refusal)[:200]
     assert not touched and process_time() - began < SECONDS and peak < MEMORY, (touched, peak)

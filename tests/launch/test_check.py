@@ -235,5 +235,5 @@ def test_the_worker_is_a_launchs(
     for on, level in ((LARGE_GPU, on_gpu), (CPU, "error")):
         found = report(tmp_path / on.kind, on, *flags, **changes)
         last = [each for each in found.findings if each.level == level][-1]
-        assert part in last.value and found.plan is None and not last.estimated
+        assert part in last.value and found.plan is None
         assert found.exit_code == {"warn": 1, "error": 2}[level], found.findings
