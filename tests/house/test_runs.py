@@ -74,7 +74,7 @@ def words(process: psutil.Process) -> str:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, workers: int) -> None:
     """As Ctrl-C does, SIGINT reaches pytest and its workers while a server starts."""
     started = run(tmp_path, SGLANG, "-n", str(workers), "--dist", "loadgroup")

@@ -104,7 +104,13 @@ EVERY = pytest.param([*product(rank_shapes(tp_sizes=(1, 8)), STEPS)], marks=pyte
 
 
 @pytest.mark.parametrize("turns", [[*product(SHAPES, ["16"])], EVERY], ids=["one step", "every step"])
-@pytest.mark.parametrize(("capability", "ptxas"), [*product(CARDS, [None]), *product(sorted(set(CARDS) - {90}), OTHER)])
+@pytest.mark.parametrize(
+    ("capability", "ptxas"),
+    [
+        *product(CARDS, [None]),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in product(sorted(set(CARDS) - {90}), OTHER)),
+    ],
+)
 def test_kernels_fit_in_registers_and_grids_at_the_published_shapes(
     capability: int, ptxas: str | None, turns: list[tuple[RankShapes, str]]
 ) -> None:

@@ -148,7 +148,7 @@ def test_versions_of_an_update_in_the_middle_of_answers_are_exact(dflash_hybrid:
         assert 0 < old < 400 and set(answer.tokens[old:]) == {0}
         spans = [("default", 0, old), ("new", old, 400)]
         assert [(each["version"], each["start"], each["end"]) for each in answer.meta["weight_versions"]] == spans
-    assert update(server, target, "target").status_code == 200
+    assert update(server, target, "target", weight_version="default").status_code == 200
     assert ask(server) == before
 
 
