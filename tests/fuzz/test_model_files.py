@@ -109,8 +109,10 @@ FOUND: list[tuple[str, bytes]] = [
 
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
-    """A rule imports SGLang when it is first read; the memory of that is not a file's."""
+    """A rule imports SGLang when it is first read, and the cards are read once; the memory of that is not a file's."""
     check(CONFIGURATIONS, launch_of(DRAFTER, dtype="bfloat16"))
+    for target, card in published_pairs().items():
+        assert accept_lengths(card, 16) and other_target(card["drafter"], target) is None
 
 
 @pytest.fixture
