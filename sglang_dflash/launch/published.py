@@ -25,7 +25,7 @@ def published_pairs() -> dict[str, dict[str, Any]]:
 
 def model_name(name_or_path: str) -> str:
     """Return the last part of a hub id or path in lower case; of a snapshot in the hub's cache, the repository's."""
-    parts = Path(os.path.abspath(name_or_path)).parts
+    parts = os.path.abspath(name_or_path).split("/")  # a Path interns its parts: names of others would stay in memory
     cached = next((part for part in reversed(parts) if part.startswith("models--")), parts[-1])
     return cached.rpartition("--")[2].lower()
 

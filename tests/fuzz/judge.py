@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import sys
@@ -35,10 +34,6 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     global _watched
     touched: list[str] = []
     _watched, began, refusal = (os.path.realpath(folder) + os.sep, touched), process_time(), ""
-    # what other threads and the finalisers of other tests' objects allocate would count
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SECONDS)
-    gc.disable()
     tracemalloc.start()
     try:
         with redirect_stderr(io.StringIO()):  # argparse's usage
@@ -51,8 +46,6 @@ def judged(folder: Path | str = os.devnull, *, refuse: bool = False) -> Iterator
     finally:
         _watched, (_, peak) = None, tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        gc.enable()
-        sys.setswitchinterval(interval)
     # Nothing in the text can drive a terminal, forge a line of a log or fill it.
     assert refusal.isprintable() and len(refusal) < 20 * MAX_CHARACTERS, ascii(refusal)[:200]
     assert not touched and process_time() - began < SECONDS and peak < MEMORY, (touched, peak)
