@@ -30,6 +30,7 @@ GPUS = {
     "trtllm_mha": ((10, 0), "fa4"),
 }
 _BACKENDS = "sglang.srt.layers.attention"
+_FP8_NAN = 0x7F  # of float8_e4m3fn, which SGLang stores as bytes
 _POOLS: list[weakref.ref[Any]] = []
 
 
@@ -152,6 +153,5 @@ def handed_out(slots: Any, allocator: Any, *_: Any, **__: Any) -> None:
 
 def _forget(pool: Any, slots: Any) -> None:
     for buffer in (*pool.k_buffer, *pool.v_buffer):
-        if buffer.is_floating_point():
-            with interpreter.pause(), torch.inference_mode():
-                buffer[slots] = torch.nan
+        with interpreter.pause(), torch.inference_mode():
+            buffer[slots] = torch.nan if buffer.is_floating_point() else _FP8_NAN

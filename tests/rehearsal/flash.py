@@ -39,7 +39,9 @@ def flash_attn_with_kvcache(
     require(page_table.dtype == torch.int32 and page_table.stride(-1) == 1, "page_table must be int32, contiguous")
     require(page_table.dim() == 2 and len(page_table) == bs, "page_table must have batch_size rows", page_table.shape)
     require(sinks is None or sinks.shape == (heads,), "sinks")
-    out = q.new_empty(*q.shape[:2], v_cache.shape[-1]) if out is None else out
+    # "FP8 only supports bf16 as output"
+    dtype = torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
+    out = q.new_empty(*q.shape[:2], v_cache.shape[-1], dtype=dtype) if out is None else out
     lse = q.new_empty(heads, len(q), dtype=torch.float32) if return_softmax_lse else None
     flash_attention(
         *(q, (k_cache, v_cache), page_table, cache_seqlens, cu_seqlens_q, sinks, scheduler_metadata, out, lse),

@@ -104,6 +104,6 @@ def read_pages(caches: tuple[Tensor, Tensor], table: Tensor, length: int, width:
     slots = (pages[:, None] * page + torch.arange(page)).flatten()[first % page :][: length - first]
     found = [cache[slots // page, slots % page] for cache in caches]
     for each in found:
-        unwritten = each.flatten(1).isnan().any(1) & (slots >= page)
+        unwritten = each.flatten(1).float().isnan().any(1) & (slots >= page)
         require(not unwritten.any(), "slots that nobody wrote, of positions", unwritten.nonzero().flatten() + first)
     return *found, first

@@ -52,9 +52,9 @@ def rehearsed() -> dict[str, str]:
 def run(scenario: Scenario, *, rehearse: bool) -> Outcome:
     """Run the scenario's engine in a separate process, on the torch platform or in a rehearsal.
 
-    Without ``rehearse`` an exact scenario is plain decoding, rehearsed.
+    Without ``rehearse`` it is plain decoding, rehearsed, if the scenario is compared with that.
     """
-    plain, rehearse = scenario.exact and not rehearse, rehearse or scenario.exact
+    plain, rehearse = scenario.plain and not rehearse, rehearse or scenario.plain
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **FAILS_AT_ONCE, **scenario.environment}
     if rehearse:
         environment |= {**rehearsed(), ATTENTION: scenario.attention, DRAFT_ATTENTION: scenario.draft_attention}
@@ -92,7 +92,7 @@ def _different(scenario: Scenario, row: int, expected: dict[str, Any], found: di
         lines.append(f"answer {row}: tokens {found['output_ids']}, expected {expected['output_ids']}")
     infos = expected["meta_info"], found["meta_info"]
     blocks = [(info.get("spec_verify_ct"), info.get("spec_correct_drafts_histogram")) for info in infos]
-    if scenario.same_blocks and not scenario.exact and blocks[0] != blocks[1]:
+    if scenario.same_blocks and not scenario.plain and blocks[0] != blocks[1]:
         lines.append(f"answer {row}: blocks, accepted drafts {blocks[1]}, expected {blocks[0]}")
     names = ("output_token_logprobs", *(["output_top_logprobs"] if scenario.exact else []))
     leaves = [tree_leaves([info.get(name, []) for name in names]) for info in infos]

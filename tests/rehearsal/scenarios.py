@@ -42,7 +42,8 @@ class Scenario:
         graphs: batch sizes that are captured.
         options: further arguments of the engine.
         environment: further variables, for both platforms.
-        exact: whether it is compared with the rehearsal's own plain decoding instead, log-probabilities bit by bit.
+        plain: whether it is compared with the rehearsal's own plain decoding instead.
+        exact: whether log-probabilities are compared too, bit by bit.
         quantised: whether a rehearsal serves the drafter in block FP8, and the torch platform its plain weights.
         same_blocks: whether every request must take the same number of blocks on both platforms; False where a
             retraction depends on when requests arrive.
@@ -59,6 +60,7 @@ class Scenario:
     graphs: tuple[int, ...] = (1, 4)
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    plain: bool = False
     exact: bool = False
     quantised: bool = False
     same_blocks: bool = True
@@ -190,7 +192,7 @@ _PAGED = {"page_size": 16, "chunked_prefill_size": 32, **DRAFT_WINDOW}
 _OURS = "launches: sglang_dflash.ops.kernels."
 _CHOICES = tuple(f"{_OURS}sampling.{op}_kernel" for op in ("penalize_block", "race"))
 _COPIES = tuple(f"{_OURS}copies.{op}_kernel" for op in ("match_copies", "take_copies"))
-_FP8 = "launches: sglang.kernels.ops.gemm.fp8_kernel._w8a8_block_fp8_matmul"
+_FP8_PRODUCT = "launches: sglang.kernels.ops.gemm.fp8_kernel._w8a8_block_fp8_matmul"
 _ATTENTION = tuple(f"{_OURS}attention.{op}_kernel" for op in ("attend_block", "reduce_parts"))
 _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_candidates"))
 
@@ -316,7 +318,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "a drafter in block FP8",
         DENSE,
         (ask(DENSE, 2),),
-        (*_REPLAYED, _FP8),
+        (*_REPLAYED, _FP8_PRODUCT),
         graphs=(4,),
         options={"dtype": "bfloat16"},
         quantised=True,
@@ -353,6 +355,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             width=4,
             graphs=(2,),
             options={**EXACT, **options},
+            plain=True,
             exact=True,
         )
         for name, requests, met, options in (
@@ -389,8 +392,8 @@ SHORT = replace(
     graphs=(2,),
     options={"max_running_requests": 2},
 )
-# The target's and the drafter's: of Hopper; of Ampere, Ada and sm_120; the same without our kernel; of sm_100.
-BACKENDS = (("fa3", ""), ("flashinfer", ""), ("flashinfer", "flashinfer"), ("trtllm_mha", ""))
+# Of Hopper; of Ampere, Ada and sm_120; of sm_100.
+BACKENDS = ("fa3", "flashinfer", "trtllm_mha")
 _RUNS = {
     "fa3": "launches: tests.rehearsal.flash.flash_attention",
     "flashinfer": "launches: tests.rehearsal.flashinfer_kernels.flashinfer_paged",
@@ -408,7 +411,7 @@ def on(scenario: Scenario, attention: str, draft_attention: str = "", *, page: i
     return replace(scenario, name=name, met=met, **backends)
 
 
-SHORT_ROWS = tuple(on(SHORT, *pair, page=64) for pair in BACKENDS)
+SHORT_ROWS = (*(on(SHORT, each, page=64) for each in BACKENDS), on(SHORT, "flashinfer", "flashinfer"))
 _HITS = ask(DENSE, 3, 10, growth=6, cut=40)
 TWICE = Scenario(
     "widths at random, copies, prefix hits, more than the largest graph",
@@ -436,6 +439,16 @@ WINDOW = Scenario(
     graphs=(3,),
     options={"page_size": 16, "max_running_requests": 3, **DRAFT_WINDOW},
 )
+# A kernel that reads FP8 keys has FP8 queries, which the CPU platform's has not.
+_FP8 = Scenario(
+    "K/V in FP8, prefix hits",
+    DENSE,
+    (_HITS,) * 2,
+    ("replays: target 3", "events: cached tokens"),
+    graphs=(3,),
+    options={"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "max_running_requests": 3},
+    plain=True,
+)
 _ALSO = (
     "pages of 16, draft window, chunked prefill, mixed batches",
     "retraction",
@@ -446,10 +459,11 @@ _ALSO = (
     "gpt_oss: pages of 16, chunked prefill, draft window",
 )
 BACKEND_SCENARIOS = tuple(
-    on(scenario, *pair)
-    for pair in BACKENDS
-    for scenario in (TWICE, TO_THE_END, WINDOW, *(each for each in SCENARIOS if each.name in _ALSO))
-    if (scenario.pair, pair[0]) != ("gpt_oss", "flashinfer")  # refused: its verify ignores the window
+    on(scenario, attention)
+    for attention in BACKENDS
+    for scenario in (TWICE, TO_THE_END, WINDOW, _FP8, *(each for each in SCENARIOS if each.name in _ALSO))
+    # refused: its verify ignores the window; not defined: the kernel that writes FP8 K/V for it
+    if (attention, scenario.pair) != ("flashinfer", "gpt_oss") and (attention, scenario) != ("trtllm_mha", _FP8)
 )
 
 
