@@ -90,7 +90,7 @@ class Settings:
 
     @property
     def one_forward_obstacle(self) -> str | None:
-        """Why this package cannot replay the drafter's graphs, or None. A capture could fail on one rank only."""
+        """Why this package cannot replay the drafter's graphs, or None. Tests run it on one rank only."""
         backend = self.cuda_graph_backend_decode
         return first_true({
             f"--tp-size {self.tp_size}": self.tp_size > 1,
