@@ -1,7 +1,7 @@
 """The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
@@ -12,6 +12,9 @@ from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
 from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
 from sglang_dflash.launch.width_config import widths_for
+
+if TYPE_CHECKING:
+    from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -212,19 +215,10 @@ def decision_of(server_args: Any) -> Decision:
     return getattr(server_args, "_sglang_dflash", None) or Decision()
 
 
-class Worker(Protocol):
-    """The attributes of a worker that hooks read: its plan, ``DraftRings`` or None, the drafter's runner, ``Width``."""
-
-    plan: ServingPlan
-    rings: Any
-    drafter: Any
-    width: Any
-
-
 class Current:
     """The worker of this process, for hooks and for classes that SGLang constructs. It exists before they run."""
 
-    worker: Worker
+    worker: "DFlashWorker"
 
 
 current = Current()
