@@ -10,7 +10,7 @@ from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
-from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
+from sglang_dflash.launch.states import record_length, replays, resumes_retracted, snapshot_grid, state_dtype
 from sglang_dflash.launch.width_config import widths_for
 
 if TYPE_CHECKING:
@@ -179,15 +179,6 @@ def backs_up_drafter(launch: Launch) -> bool:
     """Return whether the drafter is backed up: after a resume a trainer writes the target only."""
     settings = launch.settings
     return settings.enable_memory_saver and not settings.enable_weights_cpu_backup and launch.has_drafter
-
-
-def resumes_retracted(launch: Launch) -> bool:
-    """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
-
-    A retraction drops the step in flight, and SGLang saves the state that this step advanced.
-    """
-    backup = launch.settings.disaggregation_decode_retraction_backup
-    return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
 
 
 @dataclass(frozen=True)
