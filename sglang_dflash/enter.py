@@ -62,12 +62,10 @@ def compare_nodes(decided: Decision) -> None:
         mine |= {**vars(decided.plan), "files": None}  # folders may differ
     ranks = get_world_group().all_gather_object({name: repr(value) for name, value in mine.items()})
     for name in mine:
-        values = dict.fromkeys(rank.get(name, "") for rank in ranks)
-        if len(values) > 1:
-            raise DFlashError(
-                f"the nodes have different plans: {name} is {' and '.join(values)}",
-                remedy="start every node with the same flags, SGLANG_DFLASH variables, drafter and packages",
-            )
+        if len(values := dict.fromkeys(rank.get(name, "") for rank in ranks)) > 1:
+            problem = f"the nodes have different plans: {name} is {' and '.join(values)}"
+            remedy = "start every node with the same flags, SGLANG_DFLASH variables, drafter and packages"
+            raise DFlashError(problem, remedy)
 
 
 HOOKS = Hooks(  # in every process, before the plan exists
@@ -137,7 +135,6 @@ def import_worker() -> type:
     from sglang_dflash.worker.worker import DFlashWorker
 
     check_version()
-    hooks.check()
     resolution.accept_our_backend()
     register_attention_backend(OUR_BACKEND)(BlockAttention)
     # the registry imports all of SGLang's models (3 s)

@@ -20,10 +20,8 @@ class Series(NamedTuple):
 STEPS, BLOCKS, BROKEN, PAYS = "steps_by_width", "blocks_by_accept_length", "broken_drafts", "drafting_pays"
 COPIED_BLOCKS, COPIED_TOKENS = "copied_blocks_by_match_length", "copied_tokens"
 RATE, SURVIVAL = "tokens_per_ms", "survival"
-COUNTED, TOTALS = (
-    (STEPS, BLOCKS, COPIED_BLOCKS),
-    (COPIED_TOKENS, BROKEN),
-)  # in ``/server_info``, by key and as one number
+# in ``/server_info``, by key and as one number
+COUNTED, TOTALS = (STEPS, BLOCKS, COPIED_BLOCKS), (COPIED_TOKENS, BROKEN)
 SERIES = (
     Series(BLOCKS, "histogram", "accept_length", "New tokens per verified block: accepted drafts and the bonus token."),
     Series(STEPS, "histogram", "width", "Positions of a step's block; 1 is plain decoding."),

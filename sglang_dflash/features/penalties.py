@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.utils.common import async_h2d
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 _NEUTRAL = (0.0, 0.0, 1.0)
 
 
-class _Slots(NamedTuple):
-    counts: Tensor  # int32 [slots, V], generated tokens
-    coefficients: Tensor  # float32 [slots, 3]
-
-
 class Penalties(Feature):
     """Penalties and ``min_new_tokens`` of the running requests.
 
@@ -32,7 +27,8 @@ class Penalties(Feature):
     """
 
     def __init__(self) -> None:
-        self._slots: _Slots | None = None
+        # generated tokens, int32 [slots, V], and coefficients, float32 [slots, 3]
+        self._slots: tuple[Tensor, Tensor] | None = None
 
     def start(self, batch: ScheduleBatch) -> None:
         """Start a prefill's requests, and replace SGLang's penalties, which omit a retracted request's tokens."""
@@ -40,7 +36,7 @@ class Penalties(Feature):
             slots, device = batch.req_to_token_pool.req_to_token.shape[0], batch.device
             counts = torch.zeros((slots, batch.sampling_info.vocab_size), dtype=torch.int32, device=device)
             neutral = async_h2d([_NEUTRAL], dtype=torch.float32, device=device)
-            self._slots = _Slots(counts, neutral.repeat(slots, 1))
+            self._slots = counts, neutral.repeat(slots, 1)
         if self._slots is not None:
             _start_rows(batch, *self._slots)
         if batch.sampling_info.acc_additive_penalties is not None:
@@ -62,7 +58,7 @@ class Penalties(Feature):
     def _count(self, batch: ScheduleBatch, tokens: Tensor, lens: Tensor) -> None:
         if self._slots is None or batch.sampling_info.acc_additive_penalties is None:
             return
-        counts = self._slots.counts
+        counts, _ = self._slots
         new = (torch.arange(tokens.shape[1], device=tokens.device) < lens[:, None]).int()
         entries = batch.req_pool_indices.long()[:, None] * counts.shape[1] + tokens
         counts.view(-1).scatter_add_(0, entries.flatten(), new.flatten())
@@ -71,9 +67,8 @@ class Penalties(Feature):
         info = batch.sampling_info
         additive = torch.zeros_like(info.acc_additive_penalties)
         if self._slots is not None:
-            slots = batch.req_pool_indices.long()
-            counts = self._slots.counts[slots]
-            frequency, presence, repetition = self._slots.coefficients[slots][:, None].unbind(-1)
+            counts, coefficients = (each[batch.req_pool_indices.long()] for each in self._slots)
+            frequency, presence, repetition = coefficients[:, None].unbind(-1)
             additive -= frequency * counts + presence * (counts > 0)
             if info.acc_scaling_penalties is not None:
                 info.acc_scaling_penalties = torch.where(counts > 0, repetition, 1.0)

@@ -17,7 +17,7 @@ from sglang_dflash.launch.attention import default_backend
 from sglang_dflash.launch.device import Device
 from sglang_dflash.launch.settings import DETERMINISTIC_FLAG, OVERRIDE_FLAG, Settings
 from sglang_dflash.launch.sizes import DTYPE_BYTES, count, layers_of
-from sglang_dflash.launch.width_config import WidthConfig, read_config
+from sglang_dflash.launch.width_config import read_config
 
 # SGLang replaces others by FlashInfer
 DRAFT_BACKENDS = {"flashinfer", "fa3", "fa4", "triton", "ascend", "trtllm_mha", "intel_xpu"}
@@ -114,8 +114,8 @@ class Launch:
         return kind_left_to_builtin(self.drafter_files.config) if self.has_drafter else None
 
     @cached_property
-    def widths(self) -> WidthConfig | None:
-        """None for a fixed block, without copies. Without a drafter the width is adaptive."""
+    def widths(self) -> tuple[int, ...] | None:
+        """None for a fixed block, without copies; empty for the default widths. Without a drafter it is adaptive."""
         adaptive = self.settings.speculative_adaptive or not self.has_drafter
         return read_config(self.settings.speculative_adaptive_config) if adaptive else None
 
@@ -123,8 +123,7 @@ class Launch:
     def block(self) -> int:
         """Positions of the widest block that is served: no wider than the widths in the width file."""
         block = self.settings.block or (self.has_drafter and self.drafter.block_size) or _BLOCK
-        listed = self.widths.widths if self.widths is not None else ()
-        return min(block, max(2, *listed)) if listed else block
+        return min(block, max(2, *self.widths)) if self.widths else block
 
     @property
     def dtype(self) -> str:

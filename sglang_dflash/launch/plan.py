@@ -1,20 +1,20 @@
 """The serving plan, how a launch decides it, and the worker that serves it in this process."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import FULL
-from sglang_dflash.errors import Finding, note
 from sglang_dflash.launch.division import TOKENS_PER_REQUEST
 from sglang_dflash.launch.exact import is_requested, reasons_against_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.settings import VERIFY_SWITCH
-from sglang_dflash.launch.states import record_length, replays, snapshot_grid, state_dtype
-from sglang_dflash.launch.width_config import WidthConfig
-from sglang_dflash.upstream import attached_decision
+from sglang_dflash.launch.states import record_length, replays, resumes_retracted, snapshot_grid, state_dtype
+from sglang_dflash.launch.width_config import widths_for
+
+if TYPE_CHECKING:
+    from sglang_dflash.worker.worker import DFlashWorker
 
 Role = Literal["null", "prefill", "decode"]  # --disaggregation-mode
 CONVERSATION = 1024  # tokens that a conversation's tails span in addition to a window
@@ -98,7 +98,7 @@ class ServingPlan:
     files: ModelFiles  # the drafter's
     drafter: DrafterConfig
     block: int  # positions of the widest block, anchor included
-    widths: WidthConfig | None  # None for a fixed block
+    widths: tuple[int, ...] | None  # None for a fixed block, empty for the default widths
     window: DraftWindow | None  # None for the whole context
     replay: bool  # whether there are recurrent states, which a commit replays
     records: int  # positions of a request's replay records
@@ -131,7 +131,7 @@ class ServingPlan:
 
     @property
     def served_widths(self) -> tuple[int, ...]:
-        return (self.block,) if self.widths is None else self.widths.widths_for(self.block, self.drafter_width)
+        return (self.block,) if self.widths is None else widths_for(self.widths, self.block, self.drafter_width)
 
     def describe(self) -> dict[str, object]:
         """Return the plan as ``/server_info`` and ``sglang-dflash check --json`` show it."""
@@ -175,27 +175,10 @@ def decide(launch: Launch) -> ServingPlan:
     )
 
 
-def check_overlap(launch: Launch) -> Iterator[Finding]:
-    if resumes_retracted(launch) and not launch.settings.disable_overlap_schedule:
-        yield note(
-            "off: retracted requests of a hybrid target would resume with a state ahead of their tokens",
-            remedy="none needed",
-        )
-
-
 def backs_up_drafter(launch: Launch) -> bool:
     """Return whether the drafter is backed up: after a resume a trainer writes the target only."""
     settings = launch.settings
     return settings.enable_memory_saver and not settings.enable_weights_cpu_backup and launch.has_drafter
-
-
-def resumes_retracted(launch: Launch) -> bool:
-    """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
-
-    A retraction drops the step in flight, and SGLang saves the state that this step advanced.
-    """
-    backup = launch.settings.disaggregation_decode_retraction_backup
-    return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
 
 
 @dataclass(frozen=True)
@@ -213,24 +196,20 @@ class Decision:
     launch: Launch | None = None
 
 
+def attach_decision(server_args: Any, decision: Decision) -> None:
+    """Attach a decision to server arguments, which every process of the server receives."""
+    server_args._sglang_dflash = decision  # ServerArgs pickles underscore attributes
+
+
 def decision_of(server_args: Any) -> Decision:
     """Return the decision; an empty one for arguments of another algorithm or without this package."""
-    return cast(Decision, attached_decision(server_args) or Decision())
-
-
-class Worker(Protocol):
-    """The attributes of a worker that hooks read: its plan, ``DraftRings`` or None, the drafter's runner, ``Width``."""
-
-    plan: ServingPlan
-    rings: Any
-    drafter: Any
-    width: Any
+    return getattr(server_args, "_sglang_dflash", None) or Decision()
 
 
 class Current:
     """The worker of this process, for hooks and for classes that SGLang constructs. It exists before they run."""
 
-    worker: Worker
+    worker: "DFlashWorker"
 
 
 current = Current()

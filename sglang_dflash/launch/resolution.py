@@ -17,12 +17,12 @@ from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.device import CPU, UNKNOWN_GPU, Device, local_gpu, why_no_accelerator
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.old_flags import explain_environment
-from sglang_dflash.launch.plan import Decision, ServingPlan, backs_up_drafter, decide, decision_of
+from sglang_dflash.launch.plan import Decision, ServingPlan, attach_decision, backs_up_drafter, decide, decision_of
 from sglang_dflash.launch.published import AUTO, drafter_of
 from sglang_dflash.launch.rules import EARLY, LATE, Rule, judge
 from sglang_dflash.launch.settings import PLAIN_LAYERS, Settings
 from sglang_dflash.launch.states import needs_bfloat16_states
-from sglang_dflash.upstream import attach_decision, check_version, hooks, misfit
+from sglang_dflash.upstream import check_version, hooks, misfit
 from sglang_dflash.upstream.names import (
     DRAFT_ATTENTION_BACKEND_CHOICES,
     add_draft_attention_backend_choices,

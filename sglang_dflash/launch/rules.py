@@ -10,7 +10,6 @@ from sglang_dflash.launch.attention import default_backend, verify_obstacle
 from sglang_dflash.launch.exact import check_exact
 from sglang_dflash.launch.launch import OUR_BACKEND, Launch
 from sglang_dflash.launch.pair_rules import DRAFTER_RULES
-from sglang_dflash.launch.plan import check_overlap
 from sglang_dflash.launch.published import card_of_target
 from sglang_dflash.launch.settings import DRAFTER_ARGUMENTS, ONE_FORWARD_SWITCH, flag_of
 from sglang_dflash.launch.states import check_records, check_snapshots, check_states
@@ -144,6 +143,5 @@ LATE: dict[str, Rule] = {
     "other uses": which_worker.check_uses,
     "widths": check_widths,
     "replay records": check_records,
-    "overlap": check_overlap,
     "exact": check_exact,
 }

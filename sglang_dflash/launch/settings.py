@@ -15,8 +15,7 @@ OURS = "sglang-dflash"
 EXACT_SWITCH = "SGLANG_DFLASH_EXACT"
 ONE_FORWARD_SWITCH = "SGLANG_DFLASH_ONE_FORWARD"
 VERIFY_SWITCH = "SGLANG_DFLASH_VERIFY_ATTENTION"
-_WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",)}
-_WORDS[ONE_FORWARD_SWITCH] = ("0", "1")
+_WORDS = {SWITCH: (BUILTIN, OURS), EXACT_SWITCH: ("0",), VERIFY_SWITCH: ("0",), ONE_FORWARD_SWITCH: ("0", "1")}
 DETERMINISTIC_FLAG = "--enable-deterministic-inference"
 OVERRIDE_FLAG = "--json-model-override-args"
 PLAIN_LAYERS = "unquant"  # value of --speculative-draft-model-quantization
@@ -90,7 +89,7 @@ class Settings:
 
     @property
     def one_forward_obstacle(self) -> str | None:
-        """Why this package cannot replay the drafter's graphs, or None. A capture could fail on one rank only."""
+        """Why this package cannot replay the drafter's graphs, or None. Tests run it on one rank only."""
         backend = self.cuda_graph_backend_decode
         return first_true({
             f"--tp-size {self.tp_size}": self.tp_size > 1,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from sglang_dflash.errors import Finding, builtin, error, first_true, ok
+from sglang_dflash.errors import Finding, builtin, error, first_true, note, ok
 from sglang_dflash.launch.launch import Launch
 
 _RECORDS_FLAG = "--linear-replayssm-cache-len"
@@ -38,11 +38,23 @@ def replays(launch: Launch) -> bool:
     return launch.hybrid and launch.settings.disaggregation_mode != "prefill"
 
 
+def resumes_retracted(launch: Launch) -> bool:
+    """Return whether a retracted request resumes with the recurrent state that the step in flight has advanced.
+
+    A retraction drops the step in flight, and SGLang saves the state that this step advanced.
+    """
+    backup = launch.settings.disaggregation_decode_retraction_backup
+    return launch.hybrid and launch.settings.disaggregation_mode == "decode" and backup != "none"
+
+
 def check_states(launch: Launch) -> Iterator[Finding]:
     if launch.other_states:
         yield builtin("the target has recurrent states that are not those of gated delta nets")
     if launch.hybrid and (reason := why_not_replayed(launch)):
         yield builtin(f"recurrent states cannot be replayed: {reason}")
+    if resumes_retracted(launch) and not launch.settings.disable_overlap_schedule:
+        problem = "replayed, without overlap: a retracted request would resume with a state ahead of its tokens"
+        yield note(problem, remedy="none needed")
     if replays(launch):
         yield ok("replayed")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,46 +16,38 @@ if TYPE_CHECKING:
 FLAG = "--speculative-adaptive-config"
 
 
-@dataclass(frozen=True)
-class WidthConfig:
-    """The content of the file.
+def widths_for(listed: tuple[int, ...], block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
+    """Return the widths, ascending; one that exceeds the block size is a DFlashError.
 
-    Attributes:
-        widths: ascending; empty for the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and
-            server.
+    Without ``listed`` ones: the powers of two, 12 if 16 can be drafted, and the block sizes of drafter and server.
     """
-
-    widths: tuple[int, ...] = ()
-
-    def widths_for(self, block_size: int, drafter_block: int | None = None) -> tuple[int, ...]:
-        """Return the widths, ascending; one that exceeds the block size is a DFlashError."""
-        if not self.widths:
-            powers = {1 << exponent for exponent in range(block_size.bit_length())}
-            drafter_width = min(drafter_block or block_size, block_size)
-            return tuple(sorted({*powers, *((12,) if drafter_width >= 16 else ()), drafter_width, block_size}))
-        if self.widths[-1] > block_size:
-            raise DFlashError(
-                f"width {self.widths[-1]} in the file of {FLAG} exceeds the block size {block_size}",
-                remedy="leave it out, or raise --speculative-num-draft-tokens if the drafter has a larger block",
-            )
-        return self.widths
+    if not listed:
+        powers = {1 << exponent for exponent in range(block_size.bit_length())}
+        drafter_width = min(drafter_block or block_size, block_size)
+        return tuple(sorted({*powers, *((12,) if drafter_width >= 16 else ()), drafter_width, block_size}))
+    if listed[-1] > block_size:
+        raise DFlashError(
+            f"width {listed[-1]} in the file of {FLAG} exceeds the block size {block_size}",
+            remedy="leave it out, or raise --speculative-num-draft-tokens if the drafter has a larger block",
+        )
+    return listed
 
 
-def read_config(path: str | None) -> WidthConfig:
-    """Read and check the file; return the defaults without one.
+def read_config(path: str | None) -> tuple[int, ...]:
+    """Return the widths in the file, ascending; empty without a file or its key.
 
     Raises:
         DFlashError: no JSON object, an unknown key or an invalid value.
     """
     if path is None:
-        return WidthConfig()
+        return ()
     try:
         problem = _problem(found := read_object(Path(path)))
     except DFlashError as error:
         problem = error.problem
     if problem:
         raise DFlashError(f"{FLAG}: {problem}", remedy='write {"widths": [1, 2, 4, 8, 16]}, or leave the flag out')
-    return WidthConfig(tuple(sorted({*found.get("widths", ())})))
+    return tuple(sorted({*found.get("widths", ())}))
 
 
 def _problem(found: dict[str, Any]) -> str | None:
@@ -72,7 +63,7 @@ def _problem(found: dict[str, Any]) -> str | None:
 def check_widths(launch: Launch) -> Iterator[Finding]:
     file = launch.settings.speculative_adaptive_config
     if launch.widths is not None:
-        launch.widths.widths_for(launch.block, launch.drafter.block_size)
+        widths_for(launch.widths, launch.block, launch.drafter.block_size)
     elif file is not None:
         yield error(
             f"{FLAG} {file} without --speculative-adaptive", remedy="add --speculative-adaptive, or leave the file out"

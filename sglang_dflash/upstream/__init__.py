@@ -1,9 +1,8 @@
-"""The interface to SGLang: its version, the decision on its arguments, hooks, and its names for every process."""
+"""The interface to SGLang: its version, hooks, and its names for every process."""
 
 import os
 from contextlib import suppress
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -19,15 +18,6 @@ _WAY_BACK = f"set {SWITCH}={BUILTIN} for SGLang's own worker"
 def installed_plugins() -> list[EntryPoint]:
     """Return the entry points that SGLang loads at start: general plugins, then platforms."""
     return [*entry_points(group="sglang.srt.plugins"), *entry_points(group="sglang.srt.platforms")]
-
-
-def attach_decision(server_args: Any, value: object) -> None:
-    """Attach a decision to server arguments, which every process of the server receives."""
-    server_args._sglang_dflash = value  # ServerArgs pickles underscore attributes
-
-
-def attached_decision(server_args: Any) -> object:
-    return getattr(server_args, "_sglang_dflash", None)
 
 
 def installed_version(distribution: str = "sglang") -> str | None:

@@ -63,10 +63,6 @@ class CostTable:
             return edge, edge, 0.0
         return high - 1, high, (batch_size - sizes[high - 1]) / (sizes[high] - sizes[high - 1])
 
-    def __str__(self) -> str:
-        rows = ((size, " ".join(f"{ms:.1f}" for ms in self.row(size))) for size in self.batch_sizes)
-        return "ms per step by width, " + ", ".join(f"batch size {size}: {row}" for size, row in rows)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "widths": list(self.widths),

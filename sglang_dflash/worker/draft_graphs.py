@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.model_executor.runner import set_global_graph_memory_pool
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend import BreakableCudaGraphBackend
 
-from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH
-
 if TYPE_CHECKING:
     from sglang_dflash.step.step import Step
-
-logger = logging.getLogger(__name__)
 
 INPUTS = "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens"
 
@@ -24,8 +18,8 @@ class DraftGraphs(DecodeCudaGraphRunner):
     """Graphs of one width. Our attention reads lengths and slots on the device, so a replay needs one copy and no plan.
 
     The graphs read :data:`INPUTS`, int64 [bs * w] and [bs], in memory that no other runner writes, so a verify can be
-    planned before the draft. Rows past the batch are zeros: row and slot 0, an empty context. SGLang's runner serves if
-    a capture fails, and where graphs have segments.
+    planned before the draft. Rows past the batch are zeros: row and slot 0, an empty context. SGLang's runner serves
+    where graphs have segments.
     """
 
     def capture(self) -> None:
@@ -37,17 +31,7 @@ class DraftGraphs(DecodeCudaGraphRunner):
         self._inputs = [torch.zeros(shape, dtype=torch.int64, device=self.device) for shape in shapes]
         self._of_batch = [[each[:bs] for each in self._inputs] for bs in range(self.max_bs + 1)]
         self._used = 0  # requests of the last batch
-        try:
-            super().capture()
-        except RuntimeError as error:  # also out of memory
-            logger.warning(
-                "DFLASH: SGLang's graph runner serves the drafter, because a capture failed: %s. Fix: unset %s",
-                *(error, ONE_FORWARD_SWITCH),
-            )
-            self.backend.cleanup()
-            set_global_graph_memory_pool(None)  # the failed capture may still record into it
-            self.__class__ = DecodeCudaGraphRunner
-            self.capture()
+        super().capture()
 
     def capture_prepare(self, size: int, *args: Any, **kwargs: Any) -> Any:
         batch, *others = super().capture_prepare(size, *args, **kwargs)

@@ -254,7 +254,6 @@ class DFlashWorker(BaseSpecWorker):
             self._inject.catch_up()
         if self._is_first:
             self.identity["start_seconds"] = {**seconds, "process": round(since_start(), 2)}
-            logger.info("DFLASH: seconds of the start by part: %s", self.identity["start_seconds"])
 
     def dummy_step(self, bs: int, width: int, context: int = CONTEXT, sampled: bool = False) -> None:
         """Run a step of ``bs`` dummy requests, greedy or sampled. No telemetry counts it."""

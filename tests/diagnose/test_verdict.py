@@ -9,7 +9,6 @@ import pytest
 from sglang_dflash.causes import NO_TEMPLATE, OTHER_TARGET, SAMPLING, THINKING
 from sglang_dflash.check.diagnose.probe import Probe, Server
 from sglang_dflash.check.diagnose.verdict import SENTENCES, Diagnosis, Reference, find_reference
-from sglang_dflash_lab.pairs import drafter_path
 from tests.diagnose.fake_server import WORKER, meta, server_info
 
 CARD = Reference("its card", True, {"math": 7.0})
@@ -123,12 +122,6 @@ def test_a_published_drafter_is_recognised_by_the_end_of_its_path() -> None:
 def test_a_published_drafter_with_another_published_target_is_a_known_cause(target: str, other: str | None) -> None:
     pair = {"model_path": target, "speculative_draft_model_path": "z-lab/Qwen3.5-4B-DFlash"}
     assert Server(server_info() | pair).known == ({OTHER_TARGET: f"its target is {other}"} if other else {})
-
-
-def test_a_tiny_pairs_drafter_has_its_stored_figures() -> None:
-    found = find_reference(str(drafter_path("tiny-hybrid", "weak")), 8)
-    assert found is not None and found.source.endswith("block 8") and not found.thinking
-    assert found.lengths == {"math": 2.72, "code": 2.83, "json": 2.98, "chat": 2.4}
 
 
 def test_replicas_and_groups_of_ranks_are_read_together() -> None:

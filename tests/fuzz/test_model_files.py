@@ -21,7 +21,7 @@ from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
 from sglang_dflash.launch.rules import Rule, judge
-from sglang_dflash.launch.width_config import read_config
+from sglang_dflash.launch.width_config import read_config, widths_for
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
@@ -74,7 +74,7 @@ def read_tokenizer(model: Path) -> None:
 
 
 def read_widths(model: Path) -> None:
-    assert all(1 <= width <= 16 for width in read_config(str(model / "width.json")).widths_for(16))
+    assert all(1 <= width <= 16 for width in widths_for(read_config(str(model / "width.json")), 16))
 
 
 HEADERS = json_files([{"a": TENSOR, "__metadata__": {}}, {"fc.weight": TENSOR}])

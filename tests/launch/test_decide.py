@@ -52,7 +52,7 @@ def test_a_width_file_needs_its_flag_and_fits_the_block(tmp_path: Path) -> None:
         decided(arguments(*flags), hybrid=True)
     adaptive = ("--speculative-adaptive", *flags)
     plan = decided(arguments(*adaptive), hybrid=True)
-    assert plan.widths is not None and plan.widths.widths == (1, 4, 16)
+    assert plan.widths == (1, 4, 16)
     with pytest.raises(DFlashError, match="width 16"):
         decided(arguments(*adaptive, "--speculative-num-draft-tokens", "8"), hybrid=True)
 

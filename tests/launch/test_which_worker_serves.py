@@ -21,9 +21,8 @@ from sglang_dflash.check.report import preflight
 from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
-from sglang_dflash.launch.plan import Decision, decision_of
+from sglang_dflash.launch.plan import Decision, attach_decision, decision_of
 from sglang_dflash.launch.settings import SWITCH
-from sglang_dflash.upstream import attach_decision
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.launch.test_findings import AMD

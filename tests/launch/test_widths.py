@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sglang_dflash.errors import DFlashError
-from sglang_dflash.launch.width_config import WidthConfig, read_config
+from sglang_dflash.launch.width_config import read_config, widths_for
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from sglang_dflash.launch.width_config import WidthConfig, read_config
     ],
 )
 def test_default_widths_are_powers_of_two_and_12_the_block_size_and_what_the_drafter_drafts(block, drafted, widths):
-    assert WidthConfig().widths_for(block, drafted) == widths
+    assert widths_for((), block, drafted) == widths
 
 
 @pytest.mark.parametrize(

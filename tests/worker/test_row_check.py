@@ -17,7 +17,6 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
 from sglang_dflash.features.exact.rows import is_exact
-from sglang_dflash.launch.width_config import WidthConfig
 from tests.support.configs import serving_plan
 
 pytestmark = pytest.mark.sglang
@@ -98,16 +97,16 @@ def runner(model: Model, requests: int = REQUESTS) -> Any:
 @pytest.mark.parametrize(
     ("planted", "widths", "found"),
     [
-        ({}, WidthConfig(), None),
+        ({}, (), None),
         ({"projects": of_two_blocks}, None, "(96, 64)"),
         ({"mixes": of_two_blocks}, None, "('experts', 64)"),
         ({"heads": of_two_blocks}, None, "('LM head', 64)"),
         ({"heads": of_three_narrow_blocks}, None, None),
-        ({"heads": of_three_narrow_blocks}, WidthConfig(), "('LM head', 64)"),
+        ({"heads": of_three_narrow_blocks}, (), "('LM head', 64)"),
     ],
 )
 def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
-    planted: Any, widths: WidthConfig | None, found: str | None, caplog: pytest.LogCaptureFixture
+    planted: Any, widths: tuple[int, ...] | None, found: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = serving_plan(block=WIDTH, widths=widths)
     with caplog.at_level(logging.INFO, "sglang_dflash.features.exact.rows"):

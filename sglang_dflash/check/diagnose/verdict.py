@@ -1,13 +1,11 @@
 """The verdict of a diagnosis: what limits drafting, and its fix."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from math import log, sqrt
-from pathlib import Path
 from signal import SIGTERM
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -33,19 +31,14 @@ class Reference(NamedTuple):
 
 
 def find_reference(drafter: str, block: int) -> Reference | None:
-    """Return the figures of a model card or of a tiny pair, at the nearest block size."""
-    if card := card_of_drafter(drafter):
-        near, stated = accept_lengths(card, block)
-        like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
-        lengths = {task: fmean(found) for task, found in like.items() if found}
-        return Reference(f"{card['card']}, block {near}", card["thinking"], lengths)
-    stored = Path(drafter, "provenance.json")
-    measured = json.loads(stored.read_text()).get("accept_lengths") if stored.exists() else None
-    if measured is None:
+    """Return the figures of a published drafter's model card, at the nearest block size."""
+    card = card_of_drafter(drafter)
+    if card is None:
         return None
-    near = min(map(int, measured["math"]["accept_length"]), key=lambda width: abs(width - block))
-    lengths = {task: row["accept_length"][str(near)] for task, row in measured.items()}
-    return Reference(f"`sglang-dflash pairs list`, block {near}", False, lengths)
+    near, stated = accept_lengths(card, block)
+    like = {task: [stated[name] for name in names if name in stated] for task, names in _LIKE.items()}
+    lengths = {task: fmean(found) for task, found in like.items() if found}
+    return Reference(f"{card['card']}, block {near}", card["thinking"], lengths)
 
 
 class Diagnosis:

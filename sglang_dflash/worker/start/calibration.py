@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from math import prod
@@ -18,8 +17,6 @@ from sglang_dflash.worker.start import since_start, timed
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
 
 REPEATS = 5
 SHARE = 0.1  # share of the start-up time
@@ -37,8 +34,6 @@ def width_policy(
     if plan.widths is None or plan.role == "prefill":
         return WidthPolicy(widths[-1])
     costs = CostTable(get_parallel().tp_group.broadcast_object(step_times(target, widths, step)))
-    if get_parallel().tp_rank == 0:
-        logger.info("DFLASH: adaptive widths %s; %s", widths, costs)
     return AdaptiveWidth(costs, plan.drafter_width)
 
 

@@ -6,7 +6,6 @@ definition runs on a copy of it on the host, without TF32.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ from sglang_dflash.states.reference import Records
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
 
 LAYERS = 2  # so that a wrong layer stride is found
 # relative to the largest value: a product in one TF32 part differs by 2 ** -11
@@ -51,7 +48,6 @@ def check_replay(runner: ModelRunner, width: int) -> None:
         raise _refusal(f"the kernels of a state replay do not run on this device: {error}") from error
     if faults:
         raise _refusal(f"on this device, kernels of a state replay differ from their definition: {'; '.join(faults)}")
-    logger.info("DFLASH: the kernels of the state replay equal their definition")
 
 
 def _refusal(found: str) -> DFlashError:

@@ -81,12 +81,6 @@ class WidthGraphs:
         if narrower and (reason := reason_for_full_width_only(self.target, self._runners)):
             _log("width %d only: %s", self._full, reason)
             return (self._full,)
-        if narrower and self._captured:
-            sets = len(narrower) + sum(1 < width < self.drafter_width for width in narrower)
-            _log(
-                "capturing %d more CUDA graphs before the server is ready: widths %s at batch sizes %s",
-                *(sets * len(self._sizes), sorted(narrower), self._sizes),
-            )
         for done, width in enumerate(narrower):
             if self._captured and not self._has_room():
                 _log(
