@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from tests.serving.matrix import Record
-from tests.soak.catalogue import HOSTILE, RESPONSES, SAID, SEEDED, Entry
+from tests.soak.catalogue import RESPONSES, SAID, Entry
 from tests.support.chats import seen
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Outcome:
 
     Attributes:
         entry: its number in the catalogue.
-        answer: as ``answer_of`` returns it; of an interrupted stream, what arrived.
+        answer: as ``played`` returns it; of an interrupted stream, what arrived.
         complete: whether the server ended the answer.
         error: what the client did not expect.
         began, ended: seconds since the epoch.
@@ -64,10 +64,6 @@ async def ask(
     http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
 ) -> Outcome:
     """Send ``entry`` with ``more`` keys, and abort it or drop its connection if that is its fate."""
-    if entry.kind == HOSTILE:  # any answer will do
-        text = json.dumps({**entry.body, **more})
-        await http.post(entry.route, content=text, headers={"Content-Type": "application/json"})
-        return Outcome(number, WHOLE, None, False)
     if entry.route != "/generate" or entry.turns or fate == WHOLE:
         return Outcome(number, WHOLE, await played(http, entry, more), True)
     rid = f"soak-{random.getrandbits(64):x}"
@@ -86,9 +82,13 @@ async def ask(
 
 
 async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
-    """Return the answer of an entry, in JSON; of one with turns all answers, each turn with the conversation so far."""
+    """Return an entry's answer: token ids, or what the client of a chat sees. Return all answers of an entry with turns.
+
+    Each turn has the conversation so far.
+    """
     if not entry.turns:
-        return answer_of(entry, await _post(http, entry.route, {**entry.body, **more}))
+        response = await _post(http, entry.route, {**entry.body, **more})
+        return response.json()["output_ids"] if entry.route == "/generate" else json.loads(json.dumps(seen(response)))
     body, answers = {**entry.body, **more}, []
     in_session = "session_params" in body
     if in_session:
@@ -117,12 +117,6 @@ async def _post(http: httpx.AsyncClient, route: str, body: dict[str, Any]) -> ht
     if route == "/generate" and response.json()["meta_info"]["finish_reason"]["type"] == "abort":
         raise Refused(f"aborted: {response.json()['meta_info']['finish_reason']}")
     return response
-
-
-def answer_of(entry: Entry, response: httpx.Response) -> Any:
-    """Token ids; of a chat what its client sees."""
-    answer = response.json()["output_ids"] if entry.route == "/generate" else seen(response)
-    return json.loads(json.dumps(answer))
 
 
 async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, more: dict[str, Any]) -> Outcome:
@@ -177,7 +171,6 @@ class Load:
 
     Attributes:
         speeds: tokens per second of the same requests, spread evenly over the run.
-        among: those among as many hostile ones.
         seconds: of the whole load.
     """
 
@@ -185,14 +178,12 @@ class Load:
     samples: list[Sample] = field(default_factory=list)
     events: list[Happened] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
-    among: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, part: dict[str, Any]) -> None:
         for name, kind in (("outcomes", Outcome), ("samples", Sample), ("events", Happened)):
             getattr(self, name).extend(kind(**each) for each in part[name])
         self.speeds += part["speeds"]
-        self.among += part["among"]
         self.seconds += part["seconds"]
 
 
@@ -220,7 +211,7 @@ async def drive(served: Served, row: Row, entries: Sequence[Entry], requests: in
                 if burst % 2 and events:
                     event = events[burst // 2 % len(events)]
                     came = time.time()
-                    await event(served, http, done, entries, part)
+                    await event(served, http, done)
                     part.events.append(Happened(event.__name__, came, time.time(), served.version))
                 await done
                 watch.cancel()
@@ -252,24 +243,19 @@ async def _burst(
     await asyncio.gather(*(one(random.randrange(len(entries)), fate, Random(random.random())) for fate in fates))
 
 
-async def speed(http: httpx.AsyncClient, entries: Sequence[Entry], among: Sequence[Entry] = ()) -> float:
-    """Return tokens per second of the catalogue's first greedy prompts at one length, among as many others."""
-    plain = [each for each in entries if "input_ids" in each.body and each.kind not in (SEEDED, HOSTILE)]
-    slots = asyncio.Semaphore(SPEED_AT_ONCE * (1 + bool(among)))
+async def speed(http: httpx.AsyncClient, entries: Sequence[Entry]) -> float:
+    """Return tokens per second of the catalogue's first prompts at one length."""
+    prompts = [each.body["input_ids"] for each in entries if "input_ids" in each.body]
+    slots = asyncio.Semaphore(SPEED_AT_ONCE)
     params = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
 
-    async def one(entry: Entry) -> int:
+    async def one(prompt: list[int]) -> int:
         async with slots:
-            if entry.kind == HOSTILE:
-                await ask(http, entry, 0, WHOLE, Random(0), {})
-                return 0
-            body = {"input_ids": entry.body["input_ids"], "sampling_params": params}
+            body = {"input_ids": prompt, "sampling_params": params}
             return len((await http.post("/generate", json=body)).json()["output_ids"])
 
-    pairs = zip(plain[:SPEED_REQUESTS], among or plain, strict=False)
-    asked = [each for pair in pairs for each in pair[: 1 + bool(among)]]
     start = time.monotonic()
-    tokens = sum(await asyncio.gather(*map(one, asked)))
+    tokens = sum(await asyncio.gather(*map(one, prompts[:SPEED_REQUESTS])))
     return tokens / (time.monotonic() - start)
 
 
