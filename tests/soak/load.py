@@ -82,10 +82,7 @@ async def ask(
 
 
 async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
-    """Return an entry's answer: token ids, or what the client of a chat sees. Return all answers of an entry with turns.
-
-    Each turn has the conversation so far.
-    """
+    """Return an entry's answer: token ids, or what a chat's client sees. Return all answers of an entry with turns."""
     if not entry.turns:
         response = await _post(http, entry.route, {**entry.body, **more})
         return response.json()["output_ids"] if entry.route == "/generate" else json.loads(json.dumps(seen(response)))
