@@ -199,25 +199,14 @@ class Reading:
         for hook in hooks:
             hook.remove()
         self.greedy: list[int] = logits[0, -len(answer) - 1 : -1].argmax(-1).tolist()
-        features, counted = torch.cat(taps, dim=-1), torch.arange(ids.shape[1])
-        rotated, _ = pair.model.model.get_rope_index(
-            ids, mm_token_type_ids=is_image.int(), image_grid_thw=pixels.get("image_grid_thw")
-        )
-        # Features and positions; the others are wrong: counted as the target's rotation does, and without images.
-        self.context = (features, counted)
-        self.wrong = {
-            "rope": (features, rotated[0, 0]),
-            "blind": (features.masked_fill(is_image[..., None], 0.0), counted),
-        }
+        self.features = torch.cat(taps, dim=-1)
 
-    def drafts(
-        self, pair: Pair, context: tuple[Tensor, Tensor], position: int, width: int, window: int | None
-    ) -> list[set[int]]:
+    def drafts(self, pair: Pair, position: int, width: int, window: int | None) -> list[set[int]]:
         """Return the drafter's proposals after the token at ``position``: the likeliest tokens, two where they tie."""
         target = SimpleNamespace(model=pair.text_model, lm_head=pair.model.lm_head, device=pair.model.device)
-        run, (features, places) = DrafterRun(pair.drafter, target, window), context
+        run = DrafterRun(pair.drafter, target, window)
         with torch.inference_mode():
-            run.context = pair.drafter.context_key_values(features[:, :position], places[None, :position])
+            run.context = pair.drafter.context_key_values(self.features[:, :position], torch.arange(position)[None])
             run.length = position
             logits = target.lm_head(run.block_hidden(self.tokens[position], width)[1:])
         return [set((row > row.max() - ROUNDING).nonzero().flatten().tolist()) for row in logits]
@@ -284,11 +273,10 @@ def test_drafts_are_the_references(pair: Pair, served: Server) -> None:
 
 
 def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None:
-    """Every block's drafts, without and with a prefix hit; and that wrong inputs of the drafter change a draft."""
+    """Every block's drafts, without and with a prefix hit."""
     names = [name for name in PROMPTS if name != "text"]
     flush(server)
     answers = {(name, attempt): a for attempt in ("fresh", "cached") for name, a in ask(server, names, attempt).items()}
-    seen = set()
     for (name, attempt), answer in answers.items():
         reading = Reading(pair, name, answer["output_ids"])
         assert reading.greedy == answer["output_ids"], name
@@ -297,14 +285,10 @@ def assert_drafts(pair: Pair, server: Server, window: int | None = None) -> None
         blocks = {at: block for at, block in found if at < len(reading.tokens)}
         assert len(blocks) > 1
         for at, block in blocks.items():
-            drafts = reading.drafts(pair, reading.context, at, len(block), window)
+            drafts = reading.drafts(pair, at, len(block), window)
             assert block[0] == reading.tokens[at]
             pairs = zip(block[1:], drafts, strict=True)
             assert all(draft in likeliest for draft, likeliest in pairs), (name, attempt, at, block, drafts)
-            for kind, wrong in reading.wrong.items():
-                if drafts != reading.drafts(pair, wrong, at, len(block), window):
-                    seen.add(kind)
-    assert seen == {"rope", "blind"}, f"of the wrong inputs only these change a draft: {seen}"
 
 
 OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {

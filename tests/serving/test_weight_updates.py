@@ -114,6 +114,7 @@ def test_tensors_that_do_not_fit_are_an_error_and_the_server_goes_on(dflash_hybr
     refused(load(server, misfit), "Error: ")
     assert ask(server) != before and restored()
     refused(update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", load_format="direct"), "Error: ")
+    refused(load(server, drafter_path(PAIR, "noisy")), "selector draft")
     refused(update(server, target, "draft"), "unexpected")
     refused(update(server, one_shape_wrong(drafter), "draft"), list(drafter)[-1])
     group = Group(server)
@@ -150,15 +151,6 @@ def test_versions_of_an_update_in_the_middle_of_answers_are_exact(dflash_hybrid:
         assert [(each["version"], each["start"], each["end"]) for each in answer.meta["weight_versions"]] == spans
     assert update(server, target, "target", weight_version="default").status_code == 200
     assert ask(server) == before
-
-
-def test_a_drafters_folder_is_refused(dflash_hybrid: Server) -> None:
-    server, before = dflash_hybrid, ask(dflash_hybrid)
-    for _ in range(2):
-        answer = load(server, drafter_path(PAIR, "noisy"))
-        assert answer.status_code == 400 and "selector draft" in answer.text
-    assert ask(server) == before
-    assert server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
 
 
 def test_checks_of_weights_cover_the_drafter(dflash_hybrid: Server) -> None:
