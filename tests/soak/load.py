@@ -29,8 +29,6 @@ WHOLE, STREAMED, ABORTED, VANISHED = "whole", "streamed", "aborted", "vanished"
 FATES = {WHOLE: 0.4, STREAMED: 0.4, ABORTED: 0.1, VANISHED: 0.1}
 BURST = 60  # requests
 AT_ONCE = (1, 4, 8, 16, 32)  # up to four times as many as the server runs
-SPEED_ROUNDS = 12
-SPEED_REQUESTS, SPEED_AT_ONCE = 24, 8
 SAMPLE_SECONDS = 1.0
 PATIENCE = 600.0  # seconds after which a request hangs
 
@@ -164,23 +162,16 @@ class Happened:
 
 @dataclass
 class Load:
-    """Results of the whole load.
-
-    Attributes:
-        speeds: tokens per second of the same requests, spread evenly over the run.
-        seconds: of the whole load.
-    """
+    """Results of the whole load, which took ``seconds``."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     events: list[Happened] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, part: dict[str, Any]) -> None:
         for name, kind in (("outcomes", Outcome), ("samples", Sample), ("events", Happened)):
             getattr(self, name).extend(kind(**each) for each in part[name])
-        self.speeds += part["speeds"]
         self.seconds += part["seconds"]
 
 
@@ -201,9 +192,6 @@ async def drive(served: Served, row: Row, entries: Sequence[Entry], requests: in
             if name not in finished:
                 part, random, begun = Load(), Random(f"{row.name} {burst}"), time.time()
                 watch = asyncio.create_task(_watch(served, http, part, started))
-                if row.long and burst * SPEED_ROUNDS // len(sizes) != (burst - 1) * SPEED_ROUNDS // len(sizes):
-                    await served.flush(http)
-                    part.speeds.append(await speed(http, entries))
                 done = asyncio.create_task(_burst(http, row, entries, size, random, part))
                 if burst % 2 and events:
                     event = events[burst // 2 % len(events)]
@@ -238,22 +226,6 @@ async def _burst(
 
     fates = random.choices(list(row.fates), list(row.fates.values()), k=size)
     await asyncio.gather(*(one(random.randrange(len(entries)), fate, Random(random.random())) for fate in fates))
-
-
-async def speed(http: httpx.AsyncClient, entries: Sequence[Entry]) -> float:
-    """Return tokens per second of the catalogue's first prompts at one length."""
-    prompts = [each.body["input_ids"] for each in entries if "input_ids" in each.body]
-    slots = asyncio.Semaphore(SPEED_AT_ONCE)
-    params = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
-
-    async def one(prompt: list[int]) -> int:
-        async with slots:
-            body = {"input_ids": prompt, "sampling_params": params}
-            return len((await http.post("/generate", json=body)).json()["output_ids"])
-
-    start = time.monotonic()
-    tokens = sum(await asyncio.gather(*map(one, prompts[:SPEED_REQUESTS])))
-    return tokens / (time.monotonic() - start)
 
 
 async def _watch(served: Served, http: httpx.AsyncClient, load: Load, started: float) -> None:

@@ -66,7 +66,7 @@ class Row:
         events: they happen in turn, each during a burst.
         more: keys of a request, drawn for each.
         versions: of the target's weights.
-        long: whether memory and speed are judged, and requests must have been retracted and tails evicted.
+        long: whether memory must be level, requests retracted and tails evicted.
     """
 
     name: str

@@ -12,10 +12,7 @@ from tests.soak.rows import MAIN, ROWS, TRAINER, Row
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-LONG_RUNS_ALONE_SHOW = {
-    *("memory is level", "it ends as fast as it began", "K/V was short", "requests were retracted"),
-    "tails were evicted",
-}
+LONG_RUNS_ALONE_SHOW = {"memory is level", "K/V was short", "requests were retracted", "tails were evicted"}
 DFLASH2 = replace(MAIN, name="main, dflash2", drafter="dflash2")
 
 

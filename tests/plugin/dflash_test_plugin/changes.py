@@ -25,7 +25,6 @@ _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 _TIMES = "sglang_dflash.step.flight.Flight.times"
 # Per step and width: rejected drafts do not pay.
 _MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 12: 26.0, 16: 30.0}
-_LIKELY = 0.3
 
 
 def faults() -> None:
@@ -190,24 +189,6 @@ def draw_twice() -> None:
         return torch.where(first == drafts, first, second)
 
     _hook("AROUND", _CHOOSE, draw)
-
-
-def keep_likely() -> None:
-    """A wrong rule: a draft is kept where the target, with the request's bias and temperature, finds it likely."""
-
-    def keep(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
-        info, drafts = step.batch.sampling_info, step.tokens[:, 1:]
-        rows = step.verified.logits_output.next_token_logits
-        logits = rows.view(-1, step.width, rows.shape[-1])[:, :-1]
-        if info.logit_bias is not None:
-            logits = logits + info.logit_bias[:, None]
-        probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
-        likely = probs.gather(2, drafts[..., None])[..., 0] > _LIKELY
-        tokens = original(accept, step)
-        tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
-        return tokens
-
-    _hook("AROUND", _CHOOSE, keep)
 
 
 def penalty_order() -> None:
