@@ -86,13 +86,6 @@ class Served:
         assert all(each[:shortest] == widths[0][:shortest] for each in widths)
         return found
 
-    def sections(self) -> list[dict[str, Any]]:
-        states = self.server.get("/server_info").json()["internal_states"]
-        sections = [state["sglang_dflash"] for state in states]
-        assert len(sections) == self.case.groups
-        assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
-        return sections
-
 
 @pytest.fixture(scope="module", params=CASES)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -161,8 +154,10 @@ def test_groups_draw_different_noise(served: Served) -> None:
 
 def test_all_ranks_chose_and_learned_the_same_and_nothing_leaked(served: Served) -> None:
     """The last test of each server."""
-    case, steps, sections = served.case, served.steps(), served.sections()
+    case, steps = served.case, served.steps()
     assert_nothing_leaked(served.server)
+    sections = [state["sglang_dflash"] for state in served.server.get("/server_info").json()["internal_states"]]
+    assert all(sum(section["steps_by_width"].values()) for section in sections), "a group served nothing"
     assert all(any(step["requests"] == 0 for step in rank) for rank in steps), "no rank was idle"
     assert all(section["width"] == sections[0]["width"] for section in sections)
     metrics = served.server.get("/metrics").text
