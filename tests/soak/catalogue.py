@@ -13,30 +13,22 @@ from typing import Any
 import torch
 
 from sglang_dflash_lab.bench.tasks import load
-from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.pairs.corpus import prompts
 from tests.support.catalogue import BODIES, body_of
 from tests.support.prompts import chat_ids, corpus, message_ids, schema_of
 
 LONGEST_PROMPT, LONGEST_ANSWER = 1500, 96
 REPEATED = ("edit-json", "edit-code", "edit-chat", "repeat")
-MESSAGES, RESPONSES, OLLAMA = "/v1/messages", "/v1/responses", "/api/chat"
-# What an agent's model said, by endpoint: text and thoughts, as the next turn repeats them.
-SAID: dict[str, Callable[[Any], Any]] = {
-    MESSAGES: lambda answer: answer["content"],
-    RESPONSES: lambda answer: [part["text"] for item in answer["output"] for part in item.get("content") or ()],
-    OLLAMA: lambda answer: answer["message"]["content"],
-}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A request of ``route``; ``kind`` says what is special about it. ``turns`` are what its client says afterwards."""
+    """A request of ``route``; ``kind`` says what is special about it. ``turns`` follow in its session."""
 
     kind: str
     route: str
     body: dict[str, Any]
-    turns: tuple[Any, ...] = ()
+    turns: tuple[list[int], ...] = ()
 
 
 def catalogue(size: int, kinds: Sequence[str], pair: str) -> list[Entry]:
@@ -115,24 +107,13 @@ def _tag(sources: _Sources) -> Entry:
 def _session(sources: _Sources) -> Entry:
     later = tuple(sources.random_ids(sources.length(30)) for _ in range(2))
     first = {"input_ids": next(sources.known), "sampling_params": sources.params(ignore_eos=True)}
-    return Entry("session", "/generate", {**first, "session_params": {}}, later)
+    return Entry("session", "/generate", first, later)
 
 
-def _agent(sources: _Sources) -> Entry:
-    route = sources.random.choice([*SAID])
-    first, *later = (next(sources.questions).messages[0]["content"] for _ in range(3))
-    message = [{"role": "user", "content": first}]
-    # SGLang renames the model to its folder when weights are loaded
-    body: dict[str, Any] = {"model": str(target_path(sources.pair)), "temperature": 0, "max_tokens": 40}
-    body |= {"input": message, "max_output_tokens": 40} if route == RESPONSES else {"messages": message}
-    body |= {"options": {"temperature": 0, "num_predict": 40}, "stream": False} if route == OLLAMA else {}
-    return Entry(route, route, body, tuple(later))
-
-
-# By kind; chats three times as often as others.
+# By kind; sessions and chats twice as often as others.
 KINDS: dict[str, Callable[[_Sources], Entry]] = {
     "known": _known, "random": _random, "shared": _shared, "repeated": _repeated, "schema": _schema, "tag": _tag,
-    "chat": _chat, "session": _session, "agent": _agent,
+    "chat": _chat, "session": _session,
 }  # fmt: skip
 PLAIN = ("known", "random", "shared", "repeated")
-EVERYTHING = (*PLAIN, "random", "schema", "chat", "tag", "agent", "session", "chat", "agent")
+EVERYTHING = (*PLAIN, "random", "schema", "chat", "tag", "session", "chat", "session")

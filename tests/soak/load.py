@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from tests.serving.matrix import Record
-from tests.soak.catalogue import RESPONSES, SAID, Entry
+from tests.soak.catalogue import Entry
 from tests.support.chats import seen
 
 if TYPE_CHECKING:
@@ -80,28 +80,19 @@ async def ask(
 
 
 async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
-    """Return an entry's answer: token ids, or what a chat's client sees. Return all answers of an entry with turns."""
+    """Return an entry's answer: token ids, or what a chat's client sees. Return all answers of a session."""
+    body = {**entry.body, **more}
     if not entry.turns:
-        response = await _post(http, entry.route, {**entry.body, **more})
+        response = await _post(http, entry.route, body)
         return response.json()["output_ids"] if entry.route == "/generate" else json.loads(json.dumps(seen(response)))
-    body, answers = {**entry.body, **more}, []
-    in_session = "session_params" in body
-    if in_session:
-        opened = await _post(http, "/open_session", {"capacity_of_str_len": 100000})
-        body["session_params"] = {"id": opened.json()}
-    for turn in (*entry.turns, None):
-        answer = (await _post(http, entry.route, body)).json()
-        said = answer["output_ids"] if in_session else SAID[entry.route](answer)
-        answers.append(said)
-        if in_session:
-            body["session_params"]["rid"] = answer["meta_info"]["id"]
-            body["input_ids"] = turn
-        else:
-            log = "input" if entry.route == RESPONSES else "messages"
-            text = "".join(said) if entry.route == RESPONSES else said
-            body[log] = [*body[log], {"role": "assistant", "content": text}, {"role": "user", "content": turn}]
-    if in_session:
-        await _post(http, "/close_session", {"session_id": body["session_params"]["id"]})
+    opened = await _post(http, "/open_session", {"capacity_of_str_len": 100000})
+    session, answers = {"id": opened.json()}, []
+    for turn in (*entry.turns, []):
+        answer = (await _post(http, entry.route, {**body, "session_params": session})).json()
+        answers.append(answer["output_ids"])
+        session["rid"] = answer["meta_info"]["id"]
+        body["input_ids"] = turn
+    await _post(http, "/close_session", {"session_id": session["id"]})
     return answers
 
 
