@@ -51,7 +51,7 @@ test-engine: setup
 
 # Without the sets that have a target of their own. TESTS: some files.
 test-slow: setup
-	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal kit bench/test_other_tools.py bench/test_clients.py,--ignore tests/$(own)) $(or $(TESTS),tests)
+	$(PYTEST) -m "slow and not gpu and not real" $(foreach own,rehearsal kit bench/test_other_tools.py,--ignore tests/$(own)) $(or $(TESTS),tests)
 
 # Other people's load and evaluation tools, each in an environment of its own (docs/benchmark.md#other-peoples-tools).
 TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcard requirements/tools/*.txt))
@@ -62,7 +62,7 @@ TOOLS := $(patsubst requirements/tools/%.txt,.cache/tools/%/.installed,$(wildcar
 	touch $@
 
 test-tools: setup $(TOOLS)
-	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py tests/bench/test_clients.py
+	$(BIN)/pytest -q -m slow tests/bench/test_other_tools.py
 
 # Wheels that only some tests import.
 WHEELS := $(CURDIR)/.cache

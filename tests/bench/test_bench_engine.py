@@ -27,15 +27,19 @@ MODEL = str(target_path("tiny-hybrid"))
 PEERS = LAB / "sglang_dflash_lab/measure/peers"  # for SGLang's worker on a CPU
 
 
+def bench(out: Path, *arguments: str) -> str:
+    outcome = CliRunner().invoke(app, ["bench", *arguments, f"--out={out}"])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
 def test_bench_measures_two_servers_and_finds_their_answers_equal(
     plain_hybrid: Server, dflash_hybrid: Server, tmp_path: Path
 ) -> None:
     servers = [f"--base-url=ar={plain_hybrid.url}", f"--base-url=dflash:16={dflash_hybrid.url}"]
     size = ["--tasks=json,chat", "--concurrency=2", "--num-prompts=3", "--repeats=1", "--max-tokens=48"]
-    command = ["bench", "--pair=tiny-hybrid", "--modes=ar,dflash:16", *servers, *size, f"--out={tmp_path}"]
-    outcome = CliRunner().invoke(app, command)
-    assert outcome.exit_code == 0, outcome.output
-    assert len(re.findall("3 / 3", outcome.output)) == 2
+    output = bench(tmp_path, "--pair=tiny-hybrid", "--modes=ar,dflash:16", *servers, *size)
+    assert len(re.findall("3 / 3", output)) == 2
     plain, dflash = (
         [run for run in results.read(tmp_path, "run") if run["mode"] == mode] for mode in ("ar", "dflash:16")
     )
@@ -52,9 +56,7 @@ def test_bench_measures_two_servers_and_finds_their_answers_equal(
 def test_both_accept_lengths_are_the_servers(dflash_hybrid: Server, tmp_path: Path) -> None:
     """The run's, without each answer's first token; the cards', of every answer."""
     size = ["--tasks=math", "--concurrency=4", "--num-prompts=8", "--repeats=1", "--max-tokens=48"]
-    command = ["bench", "--modes=dflash:16", f"--base-url={dflash_hybrid.url}", *size, f"--out={tmp_path}"]
-    outcome = CliRunner().invoke(app, command)
-    assert outcome.exit_code == 0, outcome.output
+    output = bench(tmp_path, "--modes=dflash:16", f"--base-url={dflash_hybrid.url}", *size)
     [run] = results.read(tmp_path, "run")
     asked = [json.loads(row)["conversations"][0] for row in (tmp_path / "prompts-math.jsonl").read_text().splitlines()]
     body = {"text": [each["content"] for each in asked], "sampling_params": {"temperature": 0, "max_new_tokens": 48}}
@@ -66,7 +68,7 @@ def test_both_accept_lengths_are_the_servers(dflash_hybrid: Server, tmp_path: Pa
     assert run["accept_length"] == pytest.approx(state["avg_spec_accept_length"])
     row = Summary(tmp_path).rows["dflash:16", "math", 4]
     assert (row.card_accept, row.accept) == (pytest.approx(fmean(of_answers)), run["accept_length"])
-    assert f"{row.card_accept:.2f}" in outcome.output
+    assert f"{row.card_accept:.2f}" in output
 
 
 @pytest.mark.timeout(1200)
@@ -74,21 +76,9 @@ def test_every_arm_of_the_table_starts_and_gives_plain_decodings_answers(tmp_pat
     arms = [kind if kind == AR else f"{kind}:8" for kind in ARMS_OF_THE_TABLE]
     arms[arms.index("builtin:8")] += f"+PYTHONPATH={PEERS}"
     size = ["--tasks=questions", "--concurrency=2", "--num-prompts=2", "--repeats=1", "--max-tokens=32"]
-    command = ["bench", "--pair=tiny-dense", f"--modes={','.join(arms)}", *size, "--one-at-a-time"]
-    outcome = CliRunner().invoke(app, [*command, f"--out={tmp_path}"])
-    assert outcome.exit_code == 0, outcome.output
+    bench(tmp_path, "--pair=tiny-dense", f"--modes={','.join(arms)}", *size, "--one-at-a-time")
     texts = {run["mode"]: run["generated_texts"] for run in results.read(tmp_path, "run")}
     assert list(texts) == arms and all(text == texts[AR] for text in texts.values())
-
-
-def test_sampled_arms_write_the_same_text_in_more_steps_without_the_targets_noise(tmp_path: Path) -> None:
-    size = ["--tasks=questions", "--concurrency=4", "--num-prompts=12", "--repeats=1", "--max-tokens=64"]
-    command = ["bench", "--pair=tiny-forks", "--modes=dflash:16,best:16", "--temperature=0.7", *size]
-    outcome = CliRunner().invoke(app, [*command, f"--out={tmp_path}"])
-    assert outcome.exit_code == 0, outcome.output
-    with_noise, best = results.read(tmp_path, "run")
-    assert with_noise["generated_texts"] == best["generated_texts"]
-    assert with_noise["accept_length"] > 1.1 * best["accept_length"]
 
 
 def test_the_demo_ends_with_its_result() -> None:

@@ -1,4 +1,4 @@
-"""Other people's tools, unchanged, against a DFLASH server: they report its counts and plain decoding's answers.
+"""Other people's tools, unchanged, against a DFLASH server: they report its counts.
 
 ``make test-tools`` installs those that are not SGLang's own; a missing tool is skipped.
 """
@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.pairs.corpus import TASKS, Prompt, prompts
 from tests.support.generation import flush
-from tests.support.servers import Server, dflash_server, plain_server, worker_info
+from tests.support.servers import Server, dflash_server, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -32,19 +31,14 @@ MODEL = str(target_path(PAIR))
 DEMO = ("--dtype", "float32", "--enable-metrics", "--enable-cache-report")
 ENVIRONMENTS = Path(__file__).parents[2] / ".cache" / "tools"
 BENCHMARK = Path(__file__).parents[2] / "docs/benchmark.md"
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 QUESTIONS = [prompt for task in TASKS for prompt in prompts(task, n=4, seed=3, shape="single")]
 MATH = prompts("math", n=20, seed=3, shape="single")
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """Plain decoding, then DFLASH."""
-    with (
-        plain_server(PAIR, tmp_path_factory.mktemp("plain"), base=DEMO) as plain,
-        dflash_server(PAIR, tmp_path_factory.mktemp("dflash"), base=DEMO) as dflash,
-    ):
-        yield plain, dflash
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with dflash_server(PAIR, tmp_path_factory.mktemp("dflash"), base=DEMO) as served:
+        yield served
 
 
 def run(folder: Path, *command: str) -> str:
@@ -98,10 +92,10 @@ class Counted:
         return sum(length * count for length, count in blocks.items()) / blocks.total()
 
 
-def test_aiperf_reports_the_servers_tokens(servers: tuple[Server, Server], tmp_path: Path) -> None:
+def test_aiperf_reports_the_servers_tokens(server: Server, tmp_path: Path) -> None:
     """AIPerf also scrapes every metric; ours have the run's accept lengths."""
-    aiperf, url = executable("aiperf", "aiperf"), servers[1].url
-    path, counted = write(tmp_path, "prompts.jsonl", [{"text": question(p)} for p in QUESTIONS]), Counted(servers[1])
+    aiperf, url = executable("aiperf", "aiperf"), server.url
+    path, counted = write(tmp_path, "prompts.jsonl", [{"text": question(p)} for p in QUESTIONS]), Counted(server)
     run(
         tmp_path,
         *(aiperf, "profile", "--model-names", MODEL, "--tokenizer", MODEL, "--url", url, "--ui", "none"),
@@ -115,38 +109,6 @@ def test_aiperf_reports_the_servers_tokens(servers: tuple[Server, Server], tmp_p
     scraped = json.loads((tmp_path / "out" / "server_metrics_export.json").read_text())["metrics"]
     [series] = scraped["sglang_dflash:accept_length"]["series"]
     assert series["stats"]["avg"] == pytest.approx(counted.accept_length)
-
-
-def test_lm_eval_gives_plain_decodings_answers_and_likelihoods(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    tool = executable("lm-eval", "lm_eval")
-    template = transformers.AutoTokenizer.from_pretrained(MODEL).apply_chat_template
-    rows = []
-    for i, prompt in enumerate(MATH[:16]):
-        text = template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
-        choices = [MATH[i - shift].answer for shift in range(3)]
-        rows.append({"asked": text, "expected": str(prompt.expected), "choices": choices})
-    write(tmp_path, "rows.jsonl", rows)
-    found = []
-    for name, server in zip(("plain", "dflash"), servers, strict=True):
-        address = (f"model={MODEL}", f"base_url={server.url}/v1/completions", "num_concurrent=4")
-        run(
-            tmp_path,
-            *(tool, "--model", "local-completions", "--include_path", str(FIXTURES), "--tasks", "math,choice"),
-            *("--model_args", ",".join((*address, f"tokenizer={MODEL}", "max_length=2048"))),
-            *("--log_samples", "--output_path", name),
-        )
-        found.append([samples(next((tmp_path / name).rglob(f"samples_{task}_*.jsonl"))) for task in ("math", "choice")])
-    (plain_math, plain_choice), (math, choice) = found
-    assert math == plain_math and len(math) == 16 and any(right for right, _ in math)
-    for (right, mine), (plainly_right, theirs) in zip(choice, plain_choice, strict=True):
-        assert right == plainly_right == 1
-        assert [float(x) for [[x, _]] in mine] == pytest.approx([float(x) for [[x, _]] in theirs], abs=1e-3)
-
-
-def samples(path: Path) -> list[tuple[float, Any]]:
-    """Score and responses of every item, in order."""
-    logged = sorted(map(json.loads, path.read_text().splitlines()), key=lambda item: item["doc_id"])
-    return [(item.get("exact_match", item.get("acc")), item["resps"]) for item in logged]
 
 
 def local_gsm8k(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +130,13 @@ def test_the_cards_tasks_are_written_by_the_pages_command(tmp_path: Path, monkey
 
 
 def test_dflashs_benchmark_reports_the_servers_tokens(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of z-lab. It reads ``meta_info`` of the response, where SGLang 0.5.23 has one per choice: no accept length."""
     benchmark = executable("dflash", "dflash")
     local_gsm8k(tmp_path, monkeypatch)
-    counted = Counted(servers[1])
-    given = ("--base-url", servers[1].url, "--dataset", "gsm8k", "--num-prompts", "3", "--max-new-tokens", "64")
+    counted = Counted(server)
+    given = ("--base-url", server.url, "--dataset", "gsm8k", "--num-prompts", "3", "--max-new-tokens", "64")
     output = run(tmp_path, benchmark, "benchmark", "openai", "--model", MODEL, *given)
     [tokens] = re.findall(r"Output tokens: +(\d+)", output)
     assert counted.tokens == int(tokens) * 4 / 3  # the same question for the warm-up

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from sglang_dflash_lab.pairs import target_path
-from sglang_dflash_lab.pairs.corpus import prompts
 from tests.bench.test_other_tools import DEMO, MATH, MODEL, PAIR, QUESTIONS, Counted, question, run, write
 from tests.launch import entries
 from tests.support.parse_commands import outcomes
@@ -41,11 +40,6 @@ def tool(folder: Path, module: str, *arguments: str) -> str:
 def figures(folder: Path, name: str = "out.jsonl") -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / name).read_text().splitlines()[-1])
     return found
-
-
-def printed(output: str, name: str) -> float:
-    [value] = re.findall(rf"^{name}: *([\d.]+)", output, re.MULTILINE)
-    return float(value)
 
 
 CHAT = ("sglang-oai-chat", "vllm-chat", "lmdeploy-chat")
@@ -144,26 +138,20 @@ def test_the_flags_of_sglangs_dflash_sweep_parse_with_this_package_only(monkeypa
     assert stock["exit"] == 2 and "--cuda-graph-bs" in stock["error"]
 
 
-@pytest.fixture(scope="module")
-def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Questions of the corpus in the form of GSM8K."""
-    asked = prompts("math", n=20, seed=3, shape="single")
-    rows = [{"question": question(p), "answer": f"{p.answer}\n#### {p.expected}"} for p in asked]
-    return write(tmp_path_factory.mktemp("gsm8k"), "test.jsonl", rows)
+FEW_SHOT = "--port {port} --parallel 4 --data-path {path} --num-questions 8 --max-new-tokens 64"
+RUN_EVAL = (
+    "--eval-name gsm8k --base-url http://127.0.0.1:{port} --model {model} --num-threads 4 --gsm8k-data-path {path} "
+    "--num-examples 8 --max-tokens 64 --temperature 0"
+)
 
 
-def test_few_shot_gsm8k(server: Server, gsm8k: Path, tmp_path: Path) -> None:
-    counted, port = Counted(server), server.url.rpartition(":")[2]
-    given = ("--data-path", str(gsm8k), "--num-questions", "8", "--num-shots", "2", "--max-new-tokens", "64")
-    output = tool(tmp_path, "sglang.test.few_shot_gsm8k", "--port", port, "--parallel", "4", *given)
-    tokens = printed(output, "Output throughput") * printed(output, "Latency")
-    assert tokens == pytest.approx(counted.tokens, rel=0.01)
-
-
-def test_run_eval(server: Server, gsm8k: Path, tmp_path: Path) -> None:
-    counted = Counted(server)
-    given = ("--gsm8k-data-path", str(gsm8k), "--num-examples", "8", "--num-shots", "2", "--max-tokens", "64")
-    address = ("--base-url", server.url, "--model", MODEL, "--num-threads", "4", "--temperature", "0")
-    output = tool(tmp_path, "sglang.test.run_eval", "--eval-name", "gsm8k", *address, *given)
-    tokens = printed(output, "Output throughput") * printed(output, "Total latency")
-    assert tokens == pytest.approx(counted.tokens, rel=0.01)
+@pytest.mark.parametrize(("module", "given"), [("few_shot_gsm8k", FEW_SHOT), ("run_eval", RUN_EVAL)])
+def test_accuracy(module: str, given: str, server: Server, tmp_path: Path) -> None:
+    """On questions of the corpus in the form of GSM8K."""
+    rows = [{"question": question(p), "answer": f"{p.answer}\n#### {p.expected}"} for p in MATH]
+    path, counted = write(tmp_path, "test.jsonl", rows), Counted(server)
+    words = given.format(port=server.port, path=path, model=MODEL).split()
+    output = tool(tmp_path, f"sglang.test.{module}", *words, "--num-shots", "2")
+    names = "Output throughput", "(?:Total l|L)atency"
+    [speed], [seconds] = (re.findall(rf"(?m)^{name}: *([\d.]+)", output) for name in names)
+    assert float(speed) * float(seconds) == pytest.approx(counted.tokens, rel=0.01)

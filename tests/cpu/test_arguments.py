@@ -99,10 +99,6 @@ def test_a_pool_is_capped_even_if_little_memory_is_free_at_the_start(monkeypatch
     assert _defaults(cfg, model)["max_total_tokens"] == 32 * 4096
 
 
-NOT_SET = "quantization speculative_draft_model_path speculative_draft_model_quantization"
-PLAIN: dict[str, Any] = {"kv_cache_dtype": "auto", **dict.fromkeys(NOT_SET.split())}
-
-
 @pytest.fixture(autouse=True)
 def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's answers for a dense target: it reads them from more of a ``ModelConfig`` than these tests build."""
@@ -110,23 +106,20 @@ def no_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"sglang.srt.configs.hybrid_arch.{name}", lambda config: None)
 
 
-def check(config: dict[str, Any] | None = None, *, arguments: dict[str, Any] | None = None, **model: Any) -> None:
-    hf_config = PretrainedConfig(architectures=["Target"], **(config or {}))
-    usual = {"attention_arch": AttentionArch.MHA, "is_encoder_decoder": False, "hf_config": hf_config}
-    check_pair(SimpleNamespace(**{**usual, **model}), SimpleNamespace(**{**PLAIN, **(arguments or {})}))
-
-
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("model", "config", "words"),
     [
-        ({"attention_arch": AttentionArch.SSM}, "Target uses SSM attention"),
-        ({"is_encoder_decoder": True}, "Target is an encoder-decoder model"),
-        ({"config": {"quantization_config": {"quant_method": "awq"}}}, "Target with awq quantisation"),
-        ({"config": {"quantization_config": {"bits": 4}}}, "Target with unnamed quantisation"),
+        ({"attention_arch": AttentionArch.SSM}, {}, "Target uses SSM attention"),
+        ({"is_encoder_decoder": True}, {}, "Target is an encoder-decoder model"),
+        ({}, {"quantization_config": {"quant_method": "awq"}}, "Target with awq quantisation"),
+        ({}, {"quantization_config": {"bits": 4}}, "Target with unnamed quantisation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_has_no_torch_implementation_is_refused(case: dict[str, Any], words: str) -> None:
+def test_what_has_no_torch_implementation_is_refused(model: dict[str, Any], config: dict[str, Any], words: str) -> None:
     """Further cases, in a server: ``tests/launch/test_broken_pairs.py``."""
+    hf_config = PretrainedConfig(architectures=["Target"], **config)
+    usual = {"attention_arch": AttentionArch.MHA, "is_encoder_decoder": False, "hf_config": hf_config}
+    cfg = SimpleNamespace(quantization=None, kv_cache_dtype="auto")
     with pytest.raises(DFlashError, match=words):
-        check(**case)
+        check_pair(SimpleNamespace(**{**usual, **model}), cfg)

@@ -71,9 +71,9 @@ class Simulation:
 
     LAG = 32
 
-    def __init__(self, tokens: int, page: int, seed: int, *, cached: bool = True) -> None:
+    def __init__(self, tokens: int, page: int, seed: int) -> None:
         self.random, self.page = random.Random(seed), page
-        self.window = DraftWindow(tokens, BLOCK, page, lag=self.LAG, cached=cached)
+        self.window = DraftWindow(tokens, BLOCK, page, lag=self.LAG, cached=True)
         self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
         self.rings = DraftRings(self.pool, self.window, CONTEXT)
         self.rings.pool = self

@@ -7,14 +7,12 @@ bfloat16 under deterministic inference, without those that the plan does not cal
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import importlib.metadata
 import itertools
 import json
 import os
 import sys
-from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,16 +165,12 @@ def finished(*, exact: bool = False) -> Record:
 
 
 def main() -> None:
-    ArgumentParser(description=__doc__).parse_args()
     record = finished(exact=IN_EXACT_MODE)
     results = record.results()
-    left_out = collections.Counter("; ".join(cell.inexact()) for cell in MATRIX if IN_EXACT_MODE)
-    cells = left_out.pop("") if IN_EXACT_MODE else len(MATRIX)
-    compared = [results[str(cell)] for cell in MATRIX if str(cell) in results]
-    print(f"{sum(compared)} generations compared in {len(compared)} of {cells} cells, package {record.key}")
-    for reason, number in left_out.items():
-        print(f"{number} cells left out: {reason}")
-    sys.exit(len(compared) < cells)
+    cells = [cell for cell in MATRIX if not (IN_EXACT_MODE and cell.inexact())]
+    compared = [results[str(cell)] for cell in cells if str(cell) in results]
+    print(f"{sum(compared)} generations compared in {len(compared)} of {len(cells)} cells, package {record.key}")
+    sys.exit(len(compared) < len(cells))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import re
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import pytest
 import transformers
 
 from sglang_dflash_lab.pairs import target_path
-from tests.support.generation import answers, assert_nothing_leaked, flush, tokens
+from tests.support.generation import answers, flush, tokens
 from tests.support.prompts import corpus
-from tests.support.servers import FEATURES, WIDE_WIDTHS, Server, dflash_server
+from tests.support.servers import FEATURES, Server, dflash_server
 
 pytestmark = pytest.mark.engine
 
@@ -166,37 +165,3 @@ def test_a_streaming_turn_recomputes_less_than_a_track_interval(interval: int, t
                 held = meta["prompt_tokens"] + meta["completion_tokens"]
     print(f"{interval}: {sum(recomputed) / len(recomputed):.1f} tokens recomputed per turn, {max(recomputed)} at most")
     assert 0 < max(recomputed) < interval
-
-
-# A K/V pool that just holds a request (SGLang 14942)
-POOL = 384
-LENGTHS = (350, 280, 200)  # the second and third evict the ones before from the prefix cache
-CROWD = (160, 130, 100, 30)  # prompts of requests that the pool cannot hold together
-
-
-def stretch(length: int) -> list[int]:
-    """Known text of exactly ``length`` tokens."""
-    return list(itertools.islice(itertools.chain.from_iterable(corpus(PAIR, 24, seed=length)), length))
-
-
-def told(answer: dict[str, Any]) -> tuple[list[int], str]:
-    return answer["output_ids"], answer["meta_info"]["finish_reason"]["type"]
-
-
-# The fast proof, without a server: ``tests/worker/test_state.py``.
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [(), WIDE_WIDTHS, ("--speculative-draft-window-size", "64")])
-def test_a_request_that_fills_the_pool_ends_by_length(
-    arguments: tuple[str, ...], plain_hybrid: Server, tmp_path: Path
-) -> None:
-    """With every token of plain decoding that SGLang allows in a pool of this size."""
-    block, pool = 32 if arguments == WIDE_WIDTHS else 16, ("--max-total-tokens", str(POOL))
-    with dflash_server(PAIR, tmp_path, *pool, *arguments, block=block) as server:
-        for lengths, asked in ((LENGTHS[:1], 200), (LENGTHS[1:2], 200), (LENGTHS[2:], 200), (CROWD, 120)):
-            prompts = [stretch(length) for length in lengths]
-            params = [{"temperature": 0, "max_new_tokens": asked, "ignore_eos": True} for _ in lengths]
-            found = answers(server, prompts, params)
-            for each, length in zip(params, lengths, strict=True):
-                each["max_new_tokens"] = min(asked, POOL - 2 - length)
-            assert [*map(told, found)] == [*map(told, answers(plain_hybrid, prompts, params))]
-        assert_nothing_leaked(server)

@@ -6,15 +6,12 @@ Numbers that are not finite; a scheduler that is killed at the worst moment; cli
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -22,9 +19,9 @@ import pytest
 
 from sglang_dflash_lab.pairs import target_path
 from tests.serving.test_dflash_scheduling import DEAD_WITHIN, assert_death_is_noticed
-from tests.support.generation import Answer, flush, generate, generate_all, tokens_per_step
+from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all, tokens_per_step
 from tests.support.prompts import corpus
-from tests.support.servers import FEATURES, Server, dflash_server, plain_server, with_plugin, worker_info
+from tests.support.servers import FEATURES, Server, dflash_server, with_plugin, worker_info
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +37,10 @@ def healthy(dflash_hybrid: Server) -> list[Answer]:
 
 def ask(server: Server) -> list[Answer]:
     flush(server)
+    return ask_busy(server)
+
+
+def ask_busy(server: Server) -> list[Answer]:
     return generate_all(server, corpus(PAIR, 8), 8, NEW_TOKENS, sampling_params=WHOLE)
 
 
@@ -82,24 +83,20 @@ def test_a_target_that_is_not_finite_costs_one_request(dflash_hybrid: Server, he
 
 
 # Flags of the server, and where its scheduler is killed. The kernel's own kill for memory is the same signal.
-_STEP = "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"
-_LOAD = "sglang.srt.models.qwen3_5.Qwen3_5ForCausalLM.load_weights"
 _WINDOW = ("--speculative-draft-window-size", "64", "--mamba-radix-cache-strategy", "extra_buffer")
-DEATHS: dict[str, tuple[Any, tuple[str, ...], str]] = {
-    "plain decoding, before a step": (plain_server, (), f"BEFORE {_STEP}"),
-    "plain decoding, in a weight update": (plain_server, (), f"AFTER {_LOAD}"),
-    "between draft and commit": (dflash_server, (), "BEFORE sglang_dflash.worker.forwards.Verify.verify"),
-    "in a prefill with a tail": (dflash_server, _WINDOW, "BEFORE sglang_dflash.features.window.DraftRings.store_tail"),
-    "in a weight update": (dflash_server, (), f"AFTER {_LOAD}"),
+DEATHS: dict[str, tuple[tuple[str, ...], str]] = {
+    "between draft and commit": ((), "BEFORE sglang_dflash.worker.forwards.Verify.verify"),
+    "in a prefill with a tail": (_WINDOW, "BEFORE sglang_dflash.features.window.DraftRings.store_tail"),
+    "in a weight update": ((), "AFTER sglang.srt.models.qwen3_5.Qwen3_5ForCausalLM.load_weights"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", DEATHS)
 def test_a_scheduler_killed_at_the_worst_moment_ends_every_request(point: str, tmp_path: Path) -> None:
-    serve, flags, where = DEATHS[point]
+    flags, where = DEATHS[point]
     environment = {**with_plugin(tmp_path, "dies"), "SGLANG_DFLASH_TEST_DIES": where}
-    with serve(PAIR, tmp_path, *flags, base=FEATURES, **environment) as server:
+    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, **environment) as server:
         scheduler = next(each for each in server.family() if "scheduler" in " ".join(each.cmdline()))
 
         def kill() -> None:
@@ -115,38 +112,22 @@ def test_a_scheduler_killed_at_the_worst_moment_ends_every_request(point: str, t
 
 
 @contextlib.contextmanager
-def clients(server: Server, number: int, text: bytes = b"") -> Iterator[None]:
-    """Connections that send ``text`` and then read a byte a second."""
+def silent_clients(server: Server) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(number)]
-        ended = threading.Event()
-
-        def read() -> None:
-            while not ended.wait(1):
-                for each in sockets if text else ():
-                    each.recv(1)
-
-        for each in sockets:
-            each.sendall(text)
-        thread = threading.Thread(target=read)
-        thread.start()
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
         yield
-        ended.set()
-        thread.join()
 
 
-def slow_reader(server: Server) -> contextlib.AbstractContextManager[None]:
+def deaf_client(server: Server) -> contextlib.AbstractContextManager[httpx.Response]:
     params = {"temperature": 0, "max_new_tokens": 400, **WHOLE}
-    body = json.dumps({"input_ids": corpus(PAIR, 1)[0], "sampling_params": params, "stream": True})
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return clients(server, 1, (head + body).encode())
+    body = {"input_ids": corpus(PAIR, 1)[0], "sampling_params": params, "stream": True}
+    return httpx.stream("POST", server.url + "/generate", json=body, timeout=60)
 
 
-CIRCUMSTANCES: dict[str, Callable[[Server], contextlib.AbstractContextManager[None]]] = {
-    "a client reads a byte a second": slow_reader,
-    "200 connections send nothing": lambda server: clients(server, 200),
+CIRCUMSTANCES: dict[str, Callable[[Server], contextlib.AbstractContextManager[object]]] = {
+    "a client does not read its stream": deaf_client,
+    "200 connections send nothing": silent_clients,
     "the clock jumps an hour ahead": lambda server: present(server.folder / "clock", "3600"),
     "the clock jumps an hour back": lambda server: present(server.folder / "clock", "-3600"),
     "the disk of the log is full": lambda server: present(server.folder / "full"),  # the last one
@@ -154,15 +135,14 @@ CIRCUMSTANCES: dict[str, Callable[[Server], contextlib.AbstractContextManager[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("serve", [plain_server, dflash_server])
-def test_circumstances_change_no_answer(serve: Any, healthy: list[Answer], tmp_path: Path) -> None:
-    """Of plain decoding neither. No metrics of a request can be written, from the start."""
+def test_circumstances_change_no_answer(healthy: list[Answer], tmp_path: Path) -> None:
+    """No metrics of a request can be written, from the start."""
     for hour in (time.time(), time.time() + 3600):
         name = time.strftime("sglang-request-metrics-%Y%m%d_%H.log", time.localtime(hour))
         (tmp_path / name).symlink_to("/dev/full")
     flags = ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(tmp_path), "--enable-metrics")
     expected = [answer.tokens for answer in healthy]
-    with serve(PAIR, tmp_path, *flags, base=FEATURES, **with_plugin(tmp_path, "surroundings")) as server:
+    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES, **with_plugin(tmp_path, "surroundings")) as server:
         assert [answer.tokens for answer in ask_busy(server)] == expected
         assert "No space left on device" in server.log
         for name, circumstance in CIRCUMSTANCES.items():
@@ -170,21 +150,15 @@ def test_circumstances_change_no_answer(serve: Any, healthy: list[Answer], tmp_p
                 found = [answer.tokens for answer in ask_busy(server)]
                 assert server.get("/health").status_code == 200, name
             assert found == expected, name
-            flush(server)
-            assert [answer.tokens for answer in ask_busy(server)] == expected, f"after: {name}"
-
-
-def ask_busy(server: Server) -> list[Answer]:
-    return generate_all(server, corpus(PAIR, 8), 8, NEW_TOKENS, sampling_params=WHOLE)
+            assert [answer.tokens for answer in ask(server)] == expected, f"after: {name}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("serve", [plain_server, dflash_server])
-def test_a_killed_tokenizer_costs_its_own_requests(serve: Any, healthy: list[Answer], tmp_path: Path) -> None:
+def test_a_killed_tokenizer_costs_its_own_requests(healthy: list[Answer], tmp_path: Path) -> None:
     """It is started again: every later request is right."""
-    expected = [answer.tokens for answer in healthy]
-    with serve(PAIR, tmp_path, "--tokenizer-worker-num", "2", base=FEATURES) as server, ThreadPoolExecutor(8) as pool:
-        worker, *_ = (each for each in server.family()[1:] if server.port in ports(each))
+    expected, flags = [answer.tokens for answer in healthy], ("--tokenizer-worker-num", "2")
+    with dflash_server(PAIR, tmp_path, *flags, base=FEATURES) as server, ThreadPoolExecutor(8) as pool:
+        worker = next(each for each in server.family()[1:] if listens(each, server.port))
         running = [pool.submit(generate, server, each, 200, sampling_params=WHOLE) for each in corpus(PAIR, 8)]
         time.sleep(0.5)
         worker.kill()
@@ -197,9 +171,8 @@ def test_a_killed_tokenizer_costs_its_own_requests(serve: Any, healthy: list[Ans
                 break
             except httpx.TransportError:
                 assert time.monotonic() < deadline
-        flush(server)
-        assert server.get("/health_generate").status_code == 200
+        assert_nothing_leaked(server)
 
 
-def ports(process: psutil.Process) -> set[int]:
-    return {each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+def listens(process: psutil.Process, port: int) -> bool:
+    return any(each.laddr.port == port for each in process.net_connections() if each.status == psutil.CONN_LISTEN)

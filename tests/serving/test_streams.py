@@ -6,17 +6,14 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from sglang_dflash_lab.pairs import drafter_path, target_path
-from tests.support import preloaded
 from tests.support.chats import DIRECT
-from tests.support.servers import FEATURES, Server, dflash_server, plain_server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.engine
 
@@ -185,40 +182,3 @@ def test_streams_and_answers_of_all_kinds_are_plain_decodings(
     endpoint: str, server: Server, plain_hybrid: Server
 ) -> None:
     compare(server, plain_hybrid, endpoint, CASES[endpoint], (True, False))
-
-
-# Of a worker that imports SGLang for longer than uvicorn waits
-PATIENCE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "240"}
-PROCESSES = ("--tokenizer-worker-num", "2", "--detokenizer-worker-num", "2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [PROCESSES, ("--incremental-streaming-output", "--stream-interval", "3")])
-def test_every_process_cuts_and_its_flags_keep_their_meaning(flags: tuple[str, ...], tmp_path: Path) -> None:
-    with (
-        plain_server("tiny-hybrid", tmp_path, *flags, base=FEATURES, **PATIENCE) as plain,
-        dflash_server("tiny-hybrid", tmp_path, *flags, base=FEATURES, **PATIENCE) as ours,
-    ):
-        if flags == PROCESSES:
-            for _ in range(8):  # requests, distributed over processes
-                compare(ours, plain, "/api/chat", OLLAMA)
-        compare(ours, plain, "/v1/chat/completions", ["no call", "ended by a stop string"])
-        compare(ours, plain, "/v1/completions", TEXTS)
-
-
-@pytest.mark.slow
-def test_streams_of_the_python_engine_end_as_plain_decodings(plain_hybrid: Server) -> None:
-    """They have a chunk per step."""
-    request = {"sampling_params": {"temperature": 0, "max_new_tokens": 60}, "return_logprob": True}
-    flags = {
-        **{"model_path": str(target_path("tiny-hybrid")), "dtype": "float32", "speculative_algorithm": "DFLASH"},
-        **{"speculative_draft_model_path": str(drafter_path("tiny-hybrid", "good"))},
-    }
-    asked = {"keywords": flags, "requests": [{**request, "prompt": PROMPT, "stream": True}]}
-    ended = preloaded.run("-m", "tests.support.run_engine", json.dumps(asked))
-    [chunks] = json.loads(ended.stdout.splitlines()[-1])["answers"]
-    plain = plain_hybrid.post("/generate", {**request, "text": PROMPT}).json()
-    texts = [chunk["text"] for chunk in chunks]
-    assert texts[-1] == plain["text"] and all(after.startswith(before) for before, after in pairwise(texts))
-    assert chunks[-1]["output_ids"] == plain["output_ids"] and len(chunks) < len(plain["output_ids"])
-    assert all(len(chunk["output_ids"]) == chunk["meta_info"]["completion_tokens"] for chunk in chunks)

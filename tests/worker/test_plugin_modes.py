@@ -38,4 +38,4 @@ def test_every_mode_hooks_what_exists(tmp_path: Path) -> None:
     done = run("-c", PROGRAM, environment={**os.environ, **paths})
     assert done.returncode == 0, done.stderr[-3000:]
     modes, targets = done.stdout.split()[-2:]
-    assert len(modes.split(",")) == 26 and int(targets) > 25
+    assert len(modes.split(",")) == 24 and int(targets) > 25

@@ -20,12 +20,11 @@ from tests.support.servers import (
     Server,
     dflash_server,
     plain_server,
-    recorded_blocks,
     with_plugin,
     with_refusals,
     worker_info,
 )
-from tests.worker.test_draft_window import Case, reference
+from tests.worker.test_draft_window import PAGED, Case, assert_drafted, reference
 
 pytestmark = pytest.mark.engine
 
@@ -39,9 +38,7 @@ def turns(server: Server, pair: str, number: int, users: int, *, serial: bool = 
     tools = sum(texts[:8], [])[:TOOLS]
     prompts, served = [[*tools, *text] for text in texts[:users]], []
     for turn in range(number):
-        at_once = (
-            users if turn and not serial else 1
-        )  # all but the first two users find the tools, and a state at their end
+        at_once = users if turn and not serial else 1  # all but the first two users find the tools and their state
         answers = generate_all(server, prompts, at_once, NEW_TOKENS, return_logprob=True)
         served.append(list(zip(prompts, answers, strict=True)))
         results = (texts[users + (user * 7 + turn * 3) % (7 * users)] for user in range(users))
@@ -63,13 +60,9 @@ def log_probabilities(served: Sequence[Turn]) -> list[float]:
     return [each[0] for turn in served for _, answer in turn for each in answer.meta["output_token_logprobs"]]
 
 
-def assert_drafted_as_the_reference(case: Case, pair: str, served: Sequence[Turn], probe: Path) -> None:
+def assert_drafted_as_the_reference(case: Case, pair: str, served: Sequence[Turn], folder: Path) -> None:
     for prompt, answer in (each for turn in served for each in turn):
-        wanted = reference(case.drafter, pair).decode(prompt, NEW_TOKENS, 16, draft_window=case.reads, page=case.page)
-        steps = [list(step.drafted) for step in wanted.steps]
-        assert answer.tokens == wanted.tokens
-        blocks = [block[1:] for _, block in recorded_blocks(probe, answer.meta["id"])]
-        assert (blocks[: len(steps)], answer.meta["spec_verify_ct"]) == (steps, len(steps))
+        assert_drafted(case, prompt, answer, folder, NEW_TOKENS, pair)
 
 
 def test_a_hit_keeps_its_window(windowed_hybrid: Server) -> None:
@@ -80,7 +73,7 @@ def test_a_hit_keeps_its_window(windowed_hybrid: Server) -> None:
     assert_drafted_as_the_reference(case, "tiny-hybrid", served, windowed_hybrid.folder)
 
 
-PAGED, CHUNKED = ("--page-size", "16"), ("--chunked-prefill-size", "128")
+CHUNKED = ("--chunked-prefill-size", "128")
 CASES = {
     "window 64": ("tiny-hybrid", Case(64)),
     "window 512": ("tiny-hybrid", Case(512)),
@@ -145,10 +138,9 @@ def test_tails_leave_by_age_with_retractions_and_with_weights(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair", ["tiny-dense", "tiny-hybrid"]
-)  # SGLang keeps a dense target's K/V, and a hybrid's hits
+@pytest.mark.parametrize("pair", ["tiny-dense", "tiny-hybrid"])
 def test_a_sessions_next_turn_continues_its_ring(pair: str, tmp_path: Path) -> None:
+    """SGLang keeps a dense target's K/V, and a hybrid's hits."""
     case, recorded = Case(64), with_refusals(with_plugin(tmp_path, "drafts"))
     parts, prompt, served = corpus(pair, 4, seed=5), [], []
     with dflash_server(pair, tmp_path, *case.flags, "--enable-streaming-session", **recorded) as server:

@@ -19,19 +19,18 @@ from sglang.srt.utils import common
 from torch import Tensor
 
 from dflash_test_plugin.known import right_drafts
-from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, FORWARD, _hook, _rank, _write
+from dflash_test_plugin.probe import COMMIT, DRAFT, FOLDER, _hook, _rank, _write
 
 _CHOOSE = "sglang_dflash.worker.accept.Accept.target_tokens"
 _TIMES = "sglang_dflash.step.flight.Flight.times"
 # Per step and width: rejected drafts do not pay.
 _MILLISECONDS = {1: 10.0, 2: 16.0, 4: 18.0, 8: 22.0, 12: 26.0, 16: 30.0}
-_LIKELY = 0.3
 
 
 def faults() -> None:
     """Numbers that are not finite, while a file of their name exists in the folder.
 
-    ``nan_context``: the drafter's context K/V of injected tokens; ``nan_drafts``: its last norm; ``nan_target``: the
+    ``nan_context``: the drafter's context K/V of injected tokens; ``nan_drafts``: its output; ``nan_target``: the
     target's logits of the request whose id is in the file.
     """
 
@@ -41,15 +40,9 @@ def faults() -> None:
                 part.fill_(torch.nan)
         return result
 
-    def spoil_drafter(model: Any, *_: Any) -> None:
-        weight, kept = model.norm.weight, getattr(model, "kept_norm", None)
+    def spoil_drafter(_: Any, anchors: Tensor, masks: Tensor, *__: Any) -> None:
         if (FOLDER / "nan_drafts").exists():
-            if kept is None:
-                model.kept_norm = weight.data.clone()
-            weight.data.fill_(torch.nan)
-        elif kept is not None:
-            weight.data.copy_(kept)
-            del model.kept_norm
+            masks.fill_(torch.nan)
 
     def spoil_target(_: None, verify: Any, step: Any) -> None:
         file = FOLDER / "nan_target"
@@ -59,7 +52,7 @@ def faults() -> None:
             logits.unflatten(0, (-1, step.width))[rids.index(rid)] = torch.nan
 
     _hook("AFTER", "sglang_dflash.model.drafter.DFlashDraftModel.context_kv", spoil_context)
-    _hook("BEFORE", FORWARD, spoil_drafter)
+    _hook("BEFORE", "sglang_dflash.model.vocabulary.TargetVocabulary.likeliest", spoil_drafter)
     _hook("AFTER", "sglang_dflash.worker.forwards.Verify.verify", spoil_target)
 
 
@@ -190,24 +183,6 @@ def draw_twice() -> None:
         return torch.where(first == drafts, first, second)
 
     _hook("AROUND", _CHOOSE, draw)
-
-
-def keep_likely() -> None:
-    """A wrong rule: a draft is kept where the target, with the request's bias and temperature, finds it likely."""
-
-    def keep(original: Callable[..., Tensor], accept: Any, step: Any) -> Tensor:
-        info, drafts = step.batch.sampling_info, step.tokens[:, 1:]
-        rows = step.verified.logits_output.next_token_logits
-        logits = rows.view(-1, step.width, rows.shape[-1])[:, :-1]
-        if info.logit_bias is not None:
-            logits = logits + info.logit_bias[:, None]
-        probs = torch.softmax(logits / info.temperatures[:, None], dim=-1)
-        likely = probs.gather(2, drafts[..., None])[..., 0] > _LIKELY
-        tokens = original(accept, step)
-        tokens[:, :-1] = torch.where(likely, drafts, tokens[:, :-1])
-        return tokens
-
-    _hook("AROUND", _CHOOSE, keep)
 
 
 def penalty_order() -> None:

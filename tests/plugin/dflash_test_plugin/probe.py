@@ -126,27 +126,6 @@ def history() -> None:
     _hook("BEFORE", DECODE, compare)
 
 
-def gathers() -> None:
-    """``gathers.jsonl``: per decode step whether it penalises, its rows, and the bytes that a rank sent."""
-    sent = 0
-
-    def count(group: Any, tensor: Any, *_: Any, **__: Any) -> None:
-        nonlocal sent
-        sent += tensor.nbytes
-
-    def record(original: Callable[..., Any], worker: Any, batch: Any, *others: Any) -> Any:
-        nonlocal sent
-        sent = 0
-        result = original(worker, batch, *others)
-        penalised = batch.sampling_info.acc_additive_penalties is not None
-        rows = batch.batch_size() * result.speculative_num_draft_tokens
-        _write("gathers.jsonl", penalised=penalised, rows=rows, sent=sent)
-        return result
-
-    _hook("BEFORE", "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gather", count)
-    _hook("AROUND", DECODE, record)
-
-
 def pools() -> None:
     """Add lost slots to ``/server_info``; of a server at rest all must be 0."""
 
