@@ -1,13 +1,11 @@
-"""Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints the table of
-docs/internals/kernels.txt.
+"""Our kernels, launched as a server of a published pair does it.
 
 No GPU is needed: the launchers are called on tensors without storage, under Triton's warm-up (``launches.py``).
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
@@ -26,7 +24,7 @@ from sglang_dflash.ops import Noise
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
 from sglang_dflash.states.verify import gdn_convolve
-from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
+from tests.ops.launches import tensor
 from tests.support.cards import FOLDER, NAMES
 from tests.support.files import load_config, load_drafter
 
@@ -247,44 +245,3 @@ def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:
     norm_rope.block(positions)(0, qkv, heads * head_dim)
     context = tensor(layers, tokens, 2, kv_heads, head_dim, dtype=torch.bfloat16)
     norm_rope.context_keys(context[:, :, 0], positions)
-
-
-def usages(capability: int, shapes: Sequence[RankShapes]) -> dict[tuple[str, str], Usage]:
-    """The most that a compilation takes, by kernel and step."""
-    most: dict[tuple[str, str], Usage] = {}
-    for step, (width, block) in STEPS.items():
-        with compiled_for(capability) as launches:
-            for each in shapes:
-                launch_ours(each, bs=16, width=width, block=block, attention=False)
-        for launch in launches:
-            key, usage = (launch.kernel, step), launch.usage
-            most[key] = max(most.get(key, usage), usage, key=lambda each: (each.stack, each.registers))
-    return most
-
-
-def table(archs: Iterable[int], shapes: Sequence[RankShapes]) -> list[str]:
-    """Lines of the page's table. Architectures share a column, and steps a row, where all of it is equal."""
-    columns: dict[tuple[Any, ...], list[int]] = {}
-    for arch in archs:
-        columns.setdefault(tuple(sorted(usages(arch, shapes).items())), []).append(arch)
-    found = [dict(column) for column in columns]
-    names = [f"sm_{', '.join(map(str, equal))}" for equal in columns.values()]
-    lines = [f"| kernel | width | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    for kernel in sorted({kernel for kernel, _ in found[0]}):
-        steps: dict[tuple[str, ...], list[str]] = {}
-        for step in STEPS:
-            steps.setdefault(tuple(_cell(column[kernel, step]) for column in found), []).append(step)
-        for cells, equal in steps.items():
-            width = "any" if len(steps) == 1 else ", ".join(equal)
-            lines.append(f"| `{kernel}` | {width} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cell(usage: Usage) -> str:
-    shared = f", {usage.shared}" if usage.shared else ""
-    return f"{usage.registers}{shared}" + (f", **{usage.stack} spilled**" if usage.stack else "")
-
-
-if __name__ == "__main__":
-    continue_with_chosen_triton(ArgumentParser(description=__doc__))
-    print(*table(SHARED_MEMORY, rank_shapes()), "", compilers(), sep="\n")
