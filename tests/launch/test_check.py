@@ -30,7 +30,7 @@ from tests.support.configs import card_pair
 HERE = Device("gpu", "NVIDIA H200", 141 << 30, (9, 0))
 LARGE_GPU = asked_about(None, 141)
 CARD = tuple(card_pair("Qwen3.5-27B").values())
-DOMINO = {"projector_type": "domino"}
+DOMINO = {"dflash_config": {"projector_type": "domino"}, "block_size": None}
 USERS = ("8", "24", "32")
 
 
@@ -214,14 +214,7 @@ def report(folder: Path, on: Device, *flags: str, **changes: Any) -> Report:
     ("flags", "changes", "switch", "on_gpu", "part"),
     [
         ((), {}, "builtin", "warn", "SGLANG_DFLASH=builtin"),
-        ((), {"drafter": {"dflash_config": DOMINO}}, "", "warn", "head domino"),
-        (
-            (),
-            {"drafter": {"dflash_config": {"projector_type": "domino"}, "block_size": None}},
-            "",
-            "warn",
-            "head domino",
-        ),
+        ((), {"drafter": DOMINO}, "", "warn", "head domino"),
         (("--enable-watermark",), {}, "", "warn", "--enable-watermark"),
         (("--enable-nvidia-megakernel",), {}, "", "error", "--enable-nvidia-megakernel"),
     ],

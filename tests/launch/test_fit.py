@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.pools import Sizing
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
@@ -27,16 +26,12 @@ from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
+from tests.support.configs import MISSING, card_pair, checked, drafter, target, write_model
 from tests.support.files import load_config, load_drafter, raise_first_error
 
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.
 PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
-
-
-def sizing(*flags: str) -> Sizing:
-    return memory_of("Qwen3.5-27B", *flags).sizing
 
 
 def card_flags(name: str) -> list[str]:

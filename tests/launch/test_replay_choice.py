@@ -11,12 +11,10 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import ServingPlan
 from sglang_dflash.launch.settings import Settings
 from sglang_dflash.launch.states import record_length
 from tests.support import configs
-from tests.support.cards import NAMES, card
 from tests.support.configs import card_pair, launched
 
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
@@ -43,30 +41,27 @@ def test_a_target_without_recurrent_states_and_a_prefill_server_replay_nothing(f
     assert (plan.replay, plan.records, plan.state_dtype) == (False, 0, None)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_published_commands_replay(name: str) -> None:
-    flags = modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
-    assert planned(name, *flags).replay
-
-
 @pytest.mark.sglang
 @pytest.mark.parametrize(
-    ("flags", "variable", "dtype"),
+    ("gpu", "flags", "variable", "dtype"),
     [
-        ("", "", "float32"),
-        ("", "bfloat16", "bfloat16"),
-        ("--mamba-ssm-dtype float32", "bfloat16", "float32"),
-        ("--linear-attn-backend flashinfer", "", "bfloat16"),
+        ("b200", "", "", "float32"),
+        ("b200", "", "bfloat16", "bfloat16"),
+        ("b200", "--mamba-ssm-dtype float32", "bfloat16", "float32"),
+        ("b200", "--linear-attn-backend flashinfer", "", "bfloat16"),
+        ("b200", "--linear-attn-verify-backend flashinfer", "", "bfloat16"),
+        ("b200", "--linear-attn-decode-backend flashinfer --mamba-ssm-dtype float32", "", "float32"),
+        ("h200", "--linear-attn-backend flashinfer", "", "float32"),
     ],
 )
 def test_replayed_states_have_plain_decodings_dtype(
-    flags: str, variable: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    gpu: str, flags: str, variable: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang would make states of a replay float32, unless the flag names a dtype."""
     pytest.importorskip("sglang")
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", variable)
     given = parse([*NAMED[1:], *flags.split()], **card_pair(NAMED[0]))[0]
-    declared = launched(given, GPUS["b200"], monkeypatch)
+    declared = launched(given, GPUS[gpu], monkeypatch)
     assert declared["enable_linear_replayssm_spec"] and declared["mamba_ssm_dtype"] == dtype
 
 

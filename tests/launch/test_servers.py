@@ -68,76 +68,60 @@ def test_a_server_allocates_the_memory_that_check_predicts(pair: str, words: str
     assert_memory_as_estimated(estimate, allocation)
 
 
-@pytest.mark.parametrize(
-    ("thousandths", "words"),
-    [
-        (37, "--context-length 256"),  # SGLang's own division has more states
-        (37, "--context-length 64"),
-        (112, "--context-length 64"),
-        (37, "--context-length 64 --speculative-draft-window-size 16"),
-        (37, "--context-length 64 --mamba-full-memory-ratio 0.7"),
-        (37, "--context-length 64 --tp-size 2"),  # the first rank measures twice as much: the least decides
-        (37, f"--context-length 64 {DECODES}"),
-    ],
-)
-def test_a_server_divides_free_memory_as_check_predicts(thousandths: int, words: str, tmp_path: Path) -> None:
-    """Of so many thousandths of a GiB."""
-    free = thousandths * (1 << 30) // 1000
-    models = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
-    flags = ["--dtype", "float32", "--max-running-requests", "48", *words.split()]
-    report = preflight(parse(flags, **models)[0], asked_about("cpu", 64))
-    assert report.memory is not None
-    sizing = report.memory.sizing
-    predicted = fit(sizing, free + sizing.weights)
-    environment = with_plugin(tmp_path, "free_bytes") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)}
-    draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
-    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
-        running_at_once = worker_info(server)["requests"]["running"]
-        tokens = server.get("/server_info").json()["max_total_num_tokens"]
-    [slots] = set(re.findall(r"max_mamba_cache_size: (\d+)", server.log))
-    assert (int(slots), running_at_once, tokens) == (predicted.state_slots, predicted.running, predicted.tokens)
-
-
+PAIR = "tiny-hybrid"
 WINDOW = "--speculative-draft-window-size 64"
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("family", "words"),
+    ("name", "thousandths", "words"),
     [
-        ("gpt_oss", ""),
-        ("gpt_oss", f"--swa-full-tokens-ratio 0.3 --page-size 16 {WINDOW}"),
-        ("gpt_oss", f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
-        ("gemma4_text", "--max-total-tokens 3000"),
-        ("deepseek_v3", WINDOW),
+        (PAIR, 37, "--context-length 256"),  # SGLang's own division has more states
+        (PAIR, 37, "--context-length 64"),
+        (PAIR, 112, "--context-length 64"),
+        (PAIR, 37, "--context-length 64 --speculative-draft-window-size 16"),
+        (PAIR, 37, "--context-length 64 --mamba-full-memory-ratio 0.7"),
+        (PAIR, 37, "--context-length 64 --tp-size 2"),  # the first rank measures twice as much: the least decides
+        (PAIR, 37, f"--context-length 64 {DECODES}"),
+        ("gpt_oss", 37, ""),
+        ("gpt_oss", 37, f"--swa-full-tokens-ratio 0.3 --page-size 16 {WINDOW}"),
+        ("gpt_oss", 37, f"--disable-radix-cache --chunked-prefill-size 256 {' '.join(RANDOM_WIDTHS)}"),
+        ("gemma4_text", 37, "--max-total-tokens 3000"),
+        ("deepseek_v3", 37, WINDOW),
     ],
 )
-def test_a_server_of_a_family_has_the_pools_that_check_predicts(family: str, words: str, tmp_path: Path) -> None:
-    """Of 37 thousandths of a GiB: the pools, and the one that ends requests."""
-    free = 37 * (1 << 30) // 1000
-    build(family, tmp_path)
-    models = {"target": str(tmp_path / "target"), "drafter": str(tmp_path / "drafter")}
-    flags = ["--dtype", "float32", "--max-running-requests", "8", "--skip-tokenizer-init", *words.split()]
-    variables = {SWITCH: OURS, "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+def test_a_server_divides_free_memory_as_check_predicts(
+    name: str, thousandths: int, words: str, tmp_path: Path
+) -> None:
+    """Of so many thousandths of a GiB: states or pools of a family, and what ends requests."""
+    free, is_family = thousandths * (1 << 30) // 1000, name != PAIR
+    models = {"target": str(target_path(PAIR)), "drafter": str(drafter_path(PAIR))}
+    if is_family:
+        build(name, tmp_path)
+        models = {part: str(tmp_path / part) for part in models}
+    flags = ["--dtype", "float32", "--max-running-requests", "8" if is_family else "48", "--skip-tokenizer-init"]
+    flags += words.split()
+    variables = {SWITCH: OURS, "SGLANG_VLM_CACHE_SIZE_MB": "0"} if is_family else {}
     report = preflight(replace(parse(flags, **models)[0], environ=variables), asked_about("cpu", 64))
     assert report.memory is not None, report.findings
     predicted = fit(report.memory.sizing, free + report.memory.sizing.weights)
-    environment = (
-        with_plugin(tmp_path, "free_bytes", "memory") | {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free)} | variables
-    )
+    variables |= {"SGLANG_DFLASH_TEST_FREE_BYTES": str(free), **with_plugin(tmp_path, "free_bytes", "memory")}
     draft = ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", models["drafter"])
-    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **environment) as server:
+    with running(tmp_path, "--model-path", models["target"], *draft, *flags, **variables) as server:
         worker, tokens = worker_info(server), server.get("/server_info").json()["max_total_num_tokens"]
+    assert (worker["requests"]["running"], tokens) == (predicted.running, predicted.tokens)
+    if not is_family:
+        [slots] = set(re.findall(r"max_mamba_cache_size: (\d+)", server.log))
+        assert int(slots) == predicted.state_slots
+        return
     each, limit = predicted.kv.per_request(predicted.running)
     ended = f", limited by {limit}" if predicted.sliding_tokens else ""
     sliding = f", {predicted.sliding_tokens:,} in sliding layers" if predicted.sliding_tokens else ""
     assert f"K/V {predicted.tokens:,} tokens{sliding} ({each:,} per request{ended})" in server.log
-    assert (worker["requests"]["running"], tokens) == (predicted.running, predicted.tokens)
     pools = [pool for pool in predicted.bytes if pool not in ("target_weights", "drafter_weights", "history")]
     assert {pool: worker["memory_bytes"][pool] for pool in pools} == {pool: predicted.bytes[pool] for pool in pools}
 
 
-PAIR = "tiny-hybrid"
 SLOTS = 20
 OVERLAP = {"extra_buffer": 4, "extra_buffer_lazy": 3, "no_buffer": 2}  # slots of a running request without its prefix
 TO_THE_END = {"ignore_eos": True}
