@@ -13,7 +13,6 @@ import pytest
 from safetensors import safe_open
 
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash_lab.pairs.cli import tables
 from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts
 from sglang_dflash_lab.train.loop import read_provenance
 
@@ -75,15 +74,3 @@ def test_two_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.M
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert {process.communicate()[0].strip() for process in both} == {str(drafter_path("tiny-dense", "noisy"))}
     assert [process.returncode for process in both] == [0, 0]
-
-
-def test_the_list_has_a_percentage_for_each_target_and_a_length_for_each_drafter() -> None:
-    targets, drafters = tables()
-    assert [row[0] for row in targets.rows] == list(NAMES)
-    assert [row[:2] for row in drafters.rows] == [
-        [name, kind] for name in NAMES for kind in (*drafter_kinds(name), "noisy")
-    ]
-    assert all(cell.endswith("%") for row in targets.rows for cell in row[2:])
-    assert all(1 <= float(cell) <= 16 for row in drafters.rows for cell in row[3:])
-    by_kind = {tuple(row[:2]): [float(cell) for cell in row[3:]] for row in drafters.rows}
-    assert all(sum(by_kind[name, "noisy"]) < sum(by_kind[name, "good"]) for name in NAMES)
