@@ -73,12 +73,6 @@ def _stream(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def engine() -> Answer:
-    from sglang.srt.entrypoints.engine import Engine
-
-    return of_engine(Engine(**arguments()))
-
-
 def engine_of_resolved_arguments() -> Answer:
     """Of Dynamo, and of SGLang's ``benchmark.offline_throughput``; a headless scheduler makes the same calls."""
     from sglang.srt.entrypoints.engine import Engine
@@ -177,7 +171,7 @@ def _of_child(target: Callable[[Any], None], argument: Any, port: int) -> Answer
 
 
 ENTRIES = (
-    *(engine, engine_of_resolved_arguments, attached_tokenizer_worker, runtime, http_server_engine_adapter),
+    *(engine_of_resolved_arguments, attached_tokenizer_worker, runtime, http_server_engine_adapter),
     *(spawned_child, spawned_child_of_a_parent_with_plugins, scheduler_actor),
 )
 
