@@ -204,16 +204,6 @@ def test_parts_of_one_layer_are_stored_alike(tmp_path: Path) -> None:
     assert "qkv_proj is stored in unlike ways: q_proj as weight, k_proj as weight and weight_scale_inv" in found
 
 
-@pytest.mark.usefixtures("on_an_h100")
-def test_a_list_that_ignores_a_quantised_layer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_form(tmp_path, FORMS["compressed w4a16"])
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"]["ignore"] = ["re:.*down_proj"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DFlashError, match=r"unexpected: layers\.0\.mlp\.down_proj\.weight_packed.*ignored layers"):
-        load(tmp_path, monkeypatch)
-
-
 def test_eight_bits_without_a_declaration_are_an_error(tmp_path: Path) -> None:
     write_quantised(tmp_path)
     tensors = load_file(tmp_path / "plain" / "model.safetensors")

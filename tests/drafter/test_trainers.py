@@ -70,12 +70,6 @@ def test_a_reduced_vocabulary_without_its_tokens_or_of_another_shape_is_refused(
         loaded(write_model(tmp_path / "trainer", config("speculators-reduced"), tensors))
 
 
-def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> None:
-    tensors = tensors_of("speculators", write_target(tmp_path / "target"))
-    with pytest.raises(DFlashError, match=r"unexpected: embed_tokens.weight, lm_head.weight"):
-        loaded(write_model(tmp_path / "plain", plain_config("speculators"), tensors))
-
-
 def test_a_dflash2_drafter_of_speculators_is_not_causal_unless_its_file_states_it() -> None:
     written = config("speculators-dflash2")
     del written["sliding_window_non_causal"]

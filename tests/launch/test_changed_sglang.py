@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import ALLOW_ANY_VERSION, TESTED_SGLANG
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.preloaded import run
 
 pytest.importorskip("sglang")
 
-from sglang_dflash_cpu import replacements
-from sglang_dflash_cpu.layers import dense
-from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 pytestmark = pytest.mark.sglang
 
@@ -70,11 +66,3 @@ def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang is 99.1.0" in refused.stderr
     assert resolve(AS_IT_IS, tmp_path / "served", path=path, **{ALLOW_ANY_VERSION: "1"}).returncode == 0
-
-
-def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", dense.rms_norm)
-    monkeypatch.setattr(replacements, "TABLE", (gone,))
-    assert replacements.missing_hooks() == [gone.path]
-    with pytest.raises(DFlashError, match="not in place, sglang.srt.layers.layernorm.gone first"):
-        DFlashCpuPlatform.apply_server_args_defaults(None, None)
