@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,22 +10,10 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.plan import ServingPlan
-from sglang_dflash.launch.settings import Settings
 from sglang_dflash.launch.states import record_length
-from tests.support import configs
-from tests.support.configs import card_pair, launched
+from tests.support.configs import card_pair, launched, planned
 
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
-
-
-def settings(*flags: str) -> Settings:
-    return parse(flags, target="t", drafter="d")[0]
-
-
-def planned(name: str, *flags: str, on: Any = GPUS["h200"], hybrid: bool = True) -> ServingPlan:
-    given = parse(flags, **card_pair(name))[0]
-    return configs.planned(replace(Launch.of(given, on), sglangs_hybrid=hybrid))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +24,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--disaggregation-mode", "prefill", "--linear-attn-backend", "cutedsl")])
 def test_a_target_without_recurrent_states_and_a_prefill_server_replay_nothing(flags: tuple[str, ...]) -> None:
-    plan = planned(*NAMED, *flags, hybrid=bool(flags))
+    launch = Launch.of(parse([*NAMED[1:], *flags], **card_pair(NAMED[0]))[0], GPUS["h200"])
+    plan = planned(replace(launch, sglangs_hybrid=bool(flags)))
     assert (plan.replay, plan.records, plan.state_dtype) == (False, 0, None)
 
 
@@ -68,4 +56,4 @@ def test_replayed_states_have_plain_decodings_dtype(
 @pytest.mark.parametrize(("words", "block", "expected"), [("", 16, 16), ("", 4, 16), ("", 17, 32), ("64", 16, 64)])
 def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None:
     flags = ("--speculative-num-draft-tokens", str(block), *(("--linear-replayssm-cache-len", words) if words else ()))
-    assert record_length(Launch.of(settings(*flags), CPU)) == expected
+    assert record_length(Launch.of(parse(flags, target="t", drafter="d")[0], CPU)) == expected
