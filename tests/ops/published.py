@@ -28,7 +28,6 @@ from tests.ops.launches import tensor
 from tests.support.cards import FOLDER, NAMES
 from tests.support.files import load_config, load_drafter
 
-TP_SIZES = (1, 2, 4, 8)
 REQUEST_ROWS = 512
 # Width of a step and of the server's widest block: a published drafter's, or twice that for copies.
 STEPS = {"16": (16, 16), "16 of 32": (16, 32), "32": (32, 32)}
@@ -54,8 +53,8 @@ class RankShapes:
         return int(self.target["vocab_size"])
 
 
-def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
-    """Every published pair at every size."""
+def rank_shapes(tp_sizes: tuple[int, ...]) -> list[RankShapes]:
+    """Return every published pair at these tensor-parallel sizes."""
     found = []
     for pair, tp in product(NAMES, tp_sizes):
         drafter = load_drafter(FOLDER / pair / "drafter")
@@ -68,15 +67,12 @@ def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
     return found
 
 
-def launch_ours(
-    shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0, attention: bool = True
-) -> None:
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0) -> None:
     """Every kernel of a step, once.
 
     Args:
         block: positions that a server records of a step.
         skipped: entries cut off the front of what may be part of a longer tensor.
-        attention: the drafter's attention too, which is compiled for each number of heads.
     """
 
     def longs(*shape: int) -> Tensor:
@@ -122,8 +118,7 @@ def launch_ours(
         ops.leading_tokens(tensor(bs * width, vocab, dtype=torch.bfloat16), k, asked)
     drafted_logits = tensor(bs, width - 1, vocab, dtype=torch.bfloat16)
     ops.likeliest_tokens(drafted_logits, CANDIDATES, longs(bs, width)[:, 0], noise)
-    if attention:
-        _attention(shapes, bs, width, table, longs)
+    _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
