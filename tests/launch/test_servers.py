@@ -62,7 +62,6 @@ DECODES = "--disaggregation-mode decode --disaggregation-transfer-backend fake"
         ("tiny-dense", "--dtype float32 --speculative-draft-window-size 4096 --context-length 256"),
         ("tiny-hybrid", f"--dtype float32 {DECODES}"),
         ("tiny-dense", f"--dtype float32 --speculative-draft-window-size 64 {DECODES}"),
-        ("tiny-hybrid", "--dtype float32 --disaggregation-mode prefill --disaggregation-transfer-backend fake"),
         ("tiny-dense", "--dtype float32 --tp-size 2"),
         ("tiny-hybrid dflash2", "--dtype float32"),
         ("tiny-hybrid dflash2", "--dtype float32 --tp-size 2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,19 @@ def test_state_slots_of_a_running_request(words: str, slots: int) -> None:
 )
 def test_requests_in_transfer(words: str, waiting: int | None) -> None:
     assert in_transfer(parse(*words.split())[0]) == waiting
+
+
+@pytest.mark.sglang
+def test_sglang_allocates_no_verify_scratch_on_a_prefill_server() -> None:
+    """Both the budget and the pool call one function, which has three exceptions."""
+    pytest.importorskip("sglang")
+    from sglang.srt.mem_cache import kv_cache_configurator as configurator
+
+    skips = "_pd_prefill_skips_mamba_spec_state()"
+    budget = inspect.getsource(configurator.KVCacheConfigurator._handle_max_mamba_cache)
+    pool = inspect.getsource(configurator.KVCacheConfigurator._build_hybrid_req_pool)
+    assert f"and not {skips}" in budget and f"None\n                if {skips}" in pool
+    rule = inspect.getsource(configurator._pd_prefill_skips_mamba_spec_state)
+    exceptions = ("disagg.enable_pd_role_switch", "get_memory().enable_unified_memory", "_is_npu")
+    assert 'disagg.disaggregation_mode == "prefill"' in rule
+    assert rule.count("and not ") == 3 and all(f"and not {each}" in rule for each in exceptions)
