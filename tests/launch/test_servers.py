@@ -148,10 +148,6 @@ class PrefixServer:
         again = [*prompt(0), *answers[0].tokens, 5, 6]
         return bool(generate(self.server, again, 1).meta["cached_tokens"])
 
-    def most(self, running: int) -> int:
-        """Prefixes that are kept while ``running`` others run, that of the current request included."""
-        return replace(self.predicted, running=running + 1).prefixes + 1
-
 
 @pytest.fixture(scope="module", params=OVERLAP)
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefixServer]:
@@ -177,7 +173,7 @@ def test_the_logged_prefixes_are_those_that_check_predicts(kept: PrefixServer) -
 def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> None:
     if kept.strategy == "no_buffer":
         pytest.skip("the end of an answer may be a prefix too: one or two per request, as below")
-    most = kept.most(running)
+    most = replace(kept.predicted, running=running + 1).prefixes + 1  # that of the current request included
     # Near a snapshot, a lazy request takes the slot that it has put off.
     later = running if kept.strategy == "extra_buffer_lazy" else 0
     found = {}
@@ -186,13 +182,9 @@ def test_one_prefix_more_evicts_the_first(kept: PrefixServer, running: int) -> N
         with ThreadPoolExecutor(running + 1) as pool:
             more = [prompt(90 + i) for i in range(running)]
             long = [pool.submit(generate, kept.server, each, 4000, sampling_params=TO_THE_END) for each in more]
-            while running_now(kept.server) < running:
+            while kept.server.get("/v1/loads").json()["loads"][0]["num_running_reqs"] < running:
                 time.sleep(0.1)
             found[count] = kept.keeps_first(count)
             assert not any(each.done() for each in long)
             kept.server.post("/abort_request", {"rid": "", "abort_all": True})
     assert list(found.values()) == [True, False], found
-
-
-def running_now(server: Server) -> int:
-    return int(server.get("/v1/loads").json()["loads"][0]["num_running_reqs"])

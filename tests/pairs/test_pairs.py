@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -17,14 +16,12 @@ from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, promp
 from sglang_dflash_lab.train.loop import read_provenance
 
 
-def drawn(task: str, split: str, n: int, seed: int) -> list[Any]:
-    rng = Random(seed)
-    return [draw(task, split, rng) for _ in range(n)]
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
-    train, heldout = drawn(task, "train", 1000, 1), drawn(task, "heldout", 500, 2)
+    train, heldout = (
+        [draw(task, split, rng) for _ in range(number)]
+        for split, number, rng in (("train", 1000, Random(1)), ("heldout", 500, Random(2)))
+    )
     for part in ("question", "key"):
         assert not {getattr(each, part) for each in train} & {getattr(each, part) for each in heldout}
 
