@@ -10,8 +10,6 @@ servers, the other with quick files; other servers start halfway (``--no-loadsco
 
 from __future__ import annotations
 
-import ast
-import itertools
 import os
 import sys
 from collections import Counter
@@ -151,19 +149,6 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
         for server in ended():
             call.excinfo.value.add_note(server.describe_end())
     return (yield)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """After a run of slow tests: the seconds of each file, and what it proves, by the first line of its docstring."""
-    if config.option.markexpr.startswith("slow"):
-        seconds: Counter[str] = Counter()
-        for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
-        for file, spent in seconds.most_common():
-            if spent >= 1:
-                proves = ast.get_docstring(ast.parse((config.rootpath / file).read_text())) or ""
-                terminalreporter.write_line(f"{spent:6.0f} s  {file}  {proves.partition(chr(10))[0]}")
 
 
 @pytest.fixture(autouse=True)

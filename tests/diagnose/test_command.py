@@ -68,21 +68,6 @@ def test_facts_come_first_then_a_line_per_probe_and_the_verdict(
     assert "up to 36 short prompts" in diagnose("--help")[1]
 
 
-def test_a_server_states_its_pause_and_what_recent_requests_gained() -> None:
-    paused = "a block of 16 yields 1.75 tokens but takes 3.27 times as long as a plain step"
-    drafting = {"pays": False, "accept_length": 1.01, "break_even": 3.27, "causes": []}
-    steps = {"mean_accept_length": 1.2, "steps_by_width": {"1": 2391, "16": 35}, "copied_tokens": 7}
-    with serve(server_info(drafting=drafting, width={"paused": paused}, **steps)) as url:
-        _, output = diagnose(url)
-    facts, _, _ = output.partition("Sending")
-    assert facts.splitlines()[1:] == [
-        "  Since the start: 1.20 tokens per verified block",
-        "  Steps: 2391 of width 1, 35 of width 16; 7 accepted tokens were copied",
-        "  Recent requests: 1.01 tokens per block, 3.27 needed: drafting does not pay",
-        f"  Drafting is paused: {paused}",
-    ]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None], ids=["Ctrl-C", "SIGTERM", "--seconds"])
 def test_an_interruption_ends_with_a_verdict_from_the_answers_so_far(number: signal.Signals | None) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job lacks

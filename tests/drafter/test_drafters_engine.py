@@ -35,11 +35,6 @@ def published() -> dict[str, Any]:
     return config
 
 
-def as_automodel(folder: Path) -> None:
-    config = {**published(), "architectures": ["Qwen3DFlashDraftModel"], "is_causal": False}
-    write_model(folder, config, load_file(drafter_path(PAIR) / "model.safetensors"))
-
-
 def as_speculators(folder: Path, not_drafted: set[int]) -> None:
     """With copies of the target's vocabulary, which is reduced by the tokens that are not to be drafted."""
     target, config = load_file(target_path(PAIR) / "model.safetensors"), published()
@@ -77,12 +72,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
         return generate_all(server, corpus(PAIR, PROMPTS), 1)
 
 
-@pytest.mark.parametrize("trainer", ["automodel", "speculators"])
-def test_drafts_as_in_the_plain_form(trainer: str, plain: list[Answer], tmp_path: Path) -> None:
+def test_drafts_as_in_the_plain_form(plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     answered = {token for answer in plain for token in answer.tokens}
     unused = next(token for token in reversed(range(published()["vocab_size"])) if token not in answered)
-    as_automodel(folder) if trainer == "automodel" else as_speculators(folder, {unused})
+    as_speculators(folder, {unused})
     assert counted(answers_with(folder, tmp_path)) == counted(plain)
     assert all(answer.meta["spec_accept_length"] > 2 for answer in plain)
 

@@ -34,15 +34,13 @@ from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.report import preflight
 from sglang_dflash.drafter.checkpoint import ModelFiles
 from sglang_dflash.drafter.tensors import destination
-from sglang_dflash.errors import DFlashError, Finding
-from sglang_dflash.launch.device import CPU
+from sglang_dflash.errors import DFlashError
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import current
 from sglang_dflash.launch.rules import judge
 from sglang_dflash.model.drafter import DFlashDraftModel
 from sglang_dflash_lab.pairs import target_path
-from tests.support import configs
-from tests.support.configs import RULES, WEIGHTS, launch_of, write_model
+from tests.support.configs import WEIGHTS, drafter, finding, launch_of, write_model
 from tests.support.quantised import FORMS, Form, is_quantised, weight_of, write_form, write_quantised
 
 pytestmark = pytest.mark.sglang
@@ -206,16 +204,6 @@ def test_parts_of_one_layer_are_stored_alike(tmp_path: Path) -> None:
     assert "qkv_proj is stored in unlike ways: q_proj as weight, k_proj as weight and weight_scale_inv" in found
 
 
-@pytest.mark.usefixtures("on_an_h100")
-def test_a_list_that_ignores_a_quantised_layer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_form(tmp_path, FORMS["compressed w4a16"])
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"]["ignore"] = ["re:.*down_proj"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DFlashError, match=r"unexpected: layers\.0\.mlp\.down_proj\.weight_packed.*ignored layers"):
-        load(tmp_path, monkeypatch)
-
-
 def test_eight_bits_without_a_declaration_are_an_error(tmp_path: Path) -> None:
     write_quantised(tmp_path)
     tensors = load_file(tmp_path / "plain" / "model.safetensors")
@@ -234,12 +222,6 @@ def test_check_counts_the_stored_bytes(tmp_path: Path) -> None:
         found.append(memory.sizing.drafter_weights)
     tensors = load_file(tmp_path / "quantised" / "model.safetensors").values()
     assert found[0] == sum(each.nbytes for each in tensors) < 0.55 * found[1]
-
-
-def about_quantisation(declared: dict[str, Any], **changes: Any) -> Finding:
-    drafter = launch_of(configs.drafter(quantization_config=declared), **{"dtype": "bfloat16", **changes})
-    (found,) = judge(drafter, {"drafter's quantisation": RULES["drafter's quantisation"]})
-    return found
 
 
 _CT = FORMS["compressed w4a16"].config
@@ -266,27 +248,9 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("level", "declared", "words"), OTHERS)
 def test_a_form_without_a_test_is_sglangs_workers_or_an_error(level: str, declared: dict[str, Any], words: str) -> None:
-    found = about_quantisation(declared)
+    found = finding("drafter's quantisation", launch_of(drafter(quantization_config=declared), dtype="bfloat16"))
     assert (found.level, words in found.value) == (level, True), found
     assert ("SGLang has no layers" in found.value) == (level == "error")
-
-
-def test_a_cpu_and_float32_are_refused_by_name() -> None:
-    for changes, words in (
-        ({"device": CPU}, "(fp8): no CPU serves it"),
-        ({"dtype": "float32"}, "quantised drafter (fp8) in float32"),
-    ):
-        found = about_quantisation(FORMS["fp8, blocks"].config, **changes)
-        assert found.level == "error" and words in found.value and "plain weights" in found.remedy
-    assert about_quantisation(FORMS["fp8, blocks"].config).level == "ok"
-
-
-def test_a_flag_for_a_plain_drafter_is_untested() -> None:
-    flag = {"speculative_draft_model_quantization": "fp8"}
-    (found,) = judge(launch_of(configs.drafter(), **flag), {"q": RULES["drafter's quantisation"]})
-    assert found.level == "warn" and "fp8" in found.value
-    found = about_quantisation(FORMS["fp8, blocks"].config, **flag)
-    assert found.level == "ok"
 
 
 def test_model_optimizers_file_declares_too(tmp_path: Path) -> None:

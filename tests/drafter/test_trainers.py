@@ -5,7 +5,6 @@ Each that is served loads the same tensors into the same places as the same draf
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.drafter.formats import kind_left_to_builtin, plain_form
-from sglang_dflash.drafter.tensors import LoadReport, expected_shapes
+from sglang_dflash.drafter.tensors import LoadReport
 from sglang_dflash.errors import DFlashError
 from tests.support.configs import drafter, write_model
 from tests.support.files import load_drafter
@@ -69,17 +68,6 @@ def test_a_reduced_vocabulary_without_its_tokens_or_of_another_shape_is_refused(
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:100].clone()
     with pytest.raises(DFlashError, match=r"missing: t2d.*lm_head.weight is \[100, 64\], not \[512, 64\]"):
         loaded(write_model(tmp_path / "trainer", config("speculators-reduced"), tensors))
-
-
-def test_a_plain_drafter_with_its_own_vocabulary_is_refused(tmp_path: Path) -> None:
-    tensors = tensors_of("speculators", write_target(tmp_path / "target"))
-    with pytest.raises(DFlashError, match=r"unexpected: embed_tokens.weight, lm_head.weight"):
-        loaded(write_model(tmp_path / "plain", plain_config("speculators"), tensors))
-
-
-def test_scales_of_a_speculators_drafter_are_kept() -> None:
-    found = DrafterConfig.from_dict({**SPECULATORS, "input_embedding_scale": 2.5, "logit_scale": 0.5})
-    assert (found.input_scale, found.output_scale) == (2.5, 0.5)
 
 
 def test_a_dflash2_drafter_of_speculators_is_not_causal_unless_its_file_states_it() -> None:
@@ -140,12 +128,3 @@ def test_a_targets_multimodal_rope_in_a_speculators_drafter_is_not_applied() -> 
     for parameters in ({**rope, **copied}, {"sliding_attention": rope, "full_attention": {"rope_theta": 7.0}}):
         written["transformer_layer_config"]["rope_parameters"] = parameters
         assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(config("speculators"))
-
-
-def test_a_published_drafter_that_was_replaced_by_another_shape_is_read() -> None:
-    later = DrafterConfig.from_dict(config("zlab-later"))
-    assert (later.num_layers, later.block_size, later.sliding_window) == (6, 16, 4096)
-    assert later.target_layer_ids == (1, 6, 11, 16, 22, 27, 32, 37)
-    assert later.causal == (True,) * 5 + (False,)
-    shapes = expected_shapes(later)
-    assert (len(shapes), sum(map(math.prod, shapes.values()))) == (69, 385_906_176)

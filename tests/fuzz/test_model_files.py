@@ -19,11 +19,11 @@ from sglang_dflash.drafter.config import DrafterConfig
 from sglang_dflash.errors import Finding
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.published import accept_lengths, card_of_drafter, other_target, published_pairs
+from sglang_dflash.launch.published import accept_lengths, other_target, published_pairs
 from sglang_dflash.launch.rules import Rule, judge
 from sglang_dflash.launch.width_config import read_config, widths_for
 from tests.fuzz.judge import judged
-from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, TEXTS, VALUES, dumped, fuzz, json_files
+from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, VALUES, dumped, fuzz, json_files
 from tests.support.broken_pairs import Broken, write_pair, write_tensors
 from tests.support.configs import CONFIGURATIONS, DRAFTER, TEXT, WEIGHTS, launch_of, settings
 from tests.support.files import load_config, raise_first_error
@@ -134,17 +134,6 @@ def test_a_file(model: Path, file: str, data: st.DataObject) -> None:
     (model / file).write_bytes(data.draw(contents))
     with judged(model):
         read(model)
-
-
-@fuzz
-@given(st.sampled_from(TEXTS) | st.text(max_size=20), st.integers())
-def test_a_published_pair(name: str, block: int) -> None:
-    """Any name and block size is looked up in the figures of the cards."""
-    with judged():
-        for target, card in published_pairs().items():
-            near, tasks = accept_lengths(card_of_drafter(name) or card, block)
-            assert (near > 0 or near == block) and all(length >= 1 for length in tasks.values())
-            assert other_target(name, target) is None or card_of_drafter(name)
 
 
 @pytest.mark.parametrize(("file", "content"), FOUND, ids=lambda value: ascii(value)[:50])

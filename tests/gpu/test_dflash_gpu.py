@@ -39,6 +39,8 @@ OF_HYBRIDS = {
     # A hit in the middle of a window shortens it.
     "hits in a window": Arm((*WIDTHS, *CACHED, "--speculative-draft-window-size", "24"), caches=True),
 }
+RANKS = ("--tp-size", "2", "--attn-dp-size", "2", "--enable-dp-lm-head", "--dist-timeout", "60")
+OF_RANKS = {"DP attention": Arm(RANKS), "DP attention, adaptive": Arm((*RANKS, "--speculative-adaptive"))}
 
 
 def run(folder: Path, work: list[Job]) -> list[rows.Row]:
@@ -66,3 +68,10 @@ def test_tokens_equal_plain_decoding(pair: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_tokens_of_a_hybrid_equal_plain_decoding(tmp_path: Path) -> None:
     run(tmp_path, jobs("tiny-hybrid", OF_HYBRIDS, real=True))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices that this torch can use")
+def test_tokens_of_two_ranks_equal_plain_decoding(tmp_path: Path) -> None:
+    """A collective operation whose ranks differ ends after a minute."""
+    run(tmp_path, jobs("tiny-moe", OF_RANKS, real=True))

@@ -209,21 +209,6 @@ def test_the_tables_of_pairs_and_cards_are_what_check_predicts(page: Path) -> No
     assert f"<!-- cards: {name} -->\n" + "\n".join(table()) + "\n\n" in TEXT[page]
 
 
-ON_A_GPU = re.compile(
-    r"(?i)\b(?:no|one) (?:GPU|H200) (?:has )?r[au]n|never (?:been )?(?:executed|run) on|has run on a GPU\b(?! is)"
-)
-
-
-def test_what_ran_on_a_gpu_is_said_by_the_readme_alone() -> None:
-    """Other pages link to its status; pages of results name the machine of each row."""
-    said = {page.name: found for page in (README, *GUIDES, *OTHERS) if (found := ON_A_GPU.findall(TEXT[page]))}
-    assert said == {"README.md": ["One H200 has run"]}
-    never = [
-        page.name for page in RESULTS if re.search(r"(?i)never executed on|nothing on this page has run", TEXT[page])
-    ]
-    assert not never
-
-
 def test_the_readmes_servers_are_those_that_check_proposes() -> None:
     checks = [rest.split() for rest in shown(README, "sglang-dflash check")]
     servers = [shlex.split(rest) for rest in shown(README, "python -m sglang.launch_server")]

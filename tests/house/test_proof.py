@@ -11,31 +11,17 @@ from tools import proof
 from tools.proof import Run, runs
 
 
-def test_a_run_is_repeated_once_a_file_that_it_depends_on_changes(
+def test_a_run_is_repeated_after_a_failure_and_once_a_file_that_it_depends_on_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = ("", 0, 0)
     monkeypatch.setattr(proof, "CACHE", tmp_path)
-    run, key = Run("a", "echo 1 passed"), "before"
-    monkeypatch.setattr(Record, "key", property(lambda _: key))
-    assert run.result is None and "not run" in proof.table([run])
-    result = proof.finish(run)
-    assert run.result == result and (result["code"], result["last"]) == (0, "1 passed")
-    assert "1 passed" in proof.table([run])
-    key = "after"
-    assert run.result is None
-
-
-def test_a_failed_run_says_so_and_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "CACHE", tmp_path)
-    monkeypatch.setattr(proof, "runs", lambda: [Run("a", f"echo ran >> {tmp_path}/ran; exit 3")])
-    for count in (1, 2):
+    monkeypatch.setattr(Record, "key", property(lambda _: now[0]))
+    monkeypatch.setattr(proof, "runs", lambda: [Run("a", f"echo ran >> {tmp_path}/ran; exit {now[1]}")])
+    for now in (("before", 3, 1), ("before", 0, 2), ("before", 0, 2), ("after", 0, 3)):
         with pytest.raises(SystemExit) as ended:
             proof.main(None)
-        assert ended.value.code == 1 and (tmp_path / "ran").read_text() == "ran\n" * count
-    monkeypatch.setattr(proof, "runs", lambda: [Run("a", "true")])
-    with pytest.raises(SystemExit) as ended:
-        proof.main(["other"])
-    assert not ended.value.code
+        assert ended.value.code == bool(now[1]) and (tmp_path / "ran").read_text() == "ran\n" * now[2]
 
 
 def test_every_make_target_that_tests_is_a_run() -> None:

@@ -17,7 +17,7 @@ import torch
 import sglang_dflash
 from tools import wheelhouse
 from tools.gpu import plugin, rows, site
-from tools.gpu.call import BUSY, Call, Job
+from tools.gpu.call import Call, Job
 from tools.gpu.trace import per_step
 
 
@@ -129,19 +129,6 @@ def test_fa3s_library_goes_in_pieces_and_comes_back_whole(tmp_path: Path, monkey
     (tmp_path / "missing").rename(tmp_path / "fa3/02-of-03")
     site.join(file)
     assert file.read_bytes() == library
-
-
-def test_a_call_starts_as_many_jobs_as_the_host_has_places(tmp_path: Path) -> None:
-    seen = list[int]()
-
-    def job(one: Job) -> dict[str, Any]:
-        seen.append(sum(each.state == BUSY for each in jobs))
-        time.sleep(0.05)
-        return {}
-
-    jobs = [Job(name, 1, job, "texts") for name in "abcdef"]
-    Call(site.CPU, tmp_path, 99, 60, most=2).run(jobs)
-    assert len(seen) == 6 and max(seen) == 2
 
 
 def test_the_wheelhouse_hides_no_package_of_the_machine() -> None:

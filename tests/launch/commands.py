@@ -1,7 +1,4 @@
-"""Launch commands of DFLASH users (``tests/fixtures/commands``).
-
-``python -m tests.launch.commands`` prints each with the verdict of ``sglang-dflash check``.
-"""
+"""Launch commands of DFLASH users (``tests/fixtures/commands``), and the verdict of ``check`` on one."""
 
 from __future__ import annotations
 
@@ -53,13 +50,3 @@ def judge(command: dict[str, Any]) -> tuple[str, int, str]:
     verdict = re.search("(FITS|SHORT OF|DOES NOT|COMPATIBLE|REFUSED|SGLANG'S).*", result.stdout)
     assert verdict is not None, result.stdout
     return verdict[0], result.exit_code, result.stdout
-
-
-def main() -> None:
-    for command in commands():
-        verdict, exit_code, _ = judge(command)
-        print(f"{verdict} (exit {exit_code}): {command['run']}")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,12 +73,6 @@ def _stream(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def engine() -> Answer:
-    from sglang.srt.entrypoints.engine import Engine
-
-    return of_engine(Engine(**arguments()))
-
-
 def engine_of_resolved_arguments() -> Answer:
     """Of Dynamo, and of SGLang's ``benchmark.offline_throughput``; a headless scheduler makes the same calls."""
     from sglang.srt.entrypoints.engine import Engine
@@ -127,17 +121,15 @@ def _launch(given: dict[str, Any]) -> None:
 def spawned_child() -> Answer:
     """Of slime and AReaL."""
     given = arguments(port=free_port())
-    return _of_child(_launch, given, given["port"])
-
-
-def spawned_child_of_a_parent_with_plugins() -> Answer:
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()
-    (args := ServerArgs(**arguments(port=free_port()))).resolve_once()
-    return _of_child(launch_server, args, args.port)
+    child = multiprocessing.get_context("spawn").Process(target=_launch, args=(given,))
+    child.start()
+    while child.is_alive():
+        try:
+            if httpx.get(f"http://127.0.0.1:{given['port']}/health").status_code == 200:
+                return of_server(f"http://127.0.0.1:{given['port']}")
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise AssertionError(f"the server ended with {child.exitcode}")
 
 
 def _scheduler_actor(
@@ -164,21 +156,9 @@ def scheduler_actor() -> Answer:
     return of_engine(OfActors(**arguments()))
 
 
-def _of_child(target: Callable[[Any], None], argument: Any, port: int) -> Answer:
-    child = multiprocessing.get_context("spawn").Process(target=target, args=(argument,))
-    child.start()
-    while child.is_alive():
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                return of_server(f"http://127.0.0.1:{port}")
-        except httpx.TransportError:
-            time.sleep(0.5)
-    raise AssertionError(f"the server ended with {child.exitcode}")
-
-
 ENTRIES = (
-    *(engine, engine_of_resolved_arguments, attached_tokenizer_worker, runtime, http_server_engine_adapter),
-    *(spawned_child, spawned_child_of_a_parent_with_plugins, scheduler_actor),
+    *(engine_of_resolved_arguments, attached_tokenizer_worker, runtime, http_server_engine_adapter),
+    *(spawned_child, scheduler_actor),
 )
 
 if __name__ == "__main__":

@@ -9,19 +9,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.launch.attention import default_backend
-from sglang_dflash.launch.device import UNKNOWN_GPU, Device
-from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND, Launch
-from sglang_dflash.launch.settings import Settings
-from sglang_dflash.launch.states import needs_bfloat16_states
-
-HOPPER, BLACKWELL = GPUS["h200"], GPUS["b200"]
-
-
-def options(*flags: str) -> Settings:
-    return parse(flags, target="t", drafter="d")[0]
+from sglang_dflash.launch.launch import DRAFT_BACKENDS, OUR_BACKEND
 
 
 @pytest.mark.sglang
@@ -80,15 +70,3 @@ def test_the_backend_of_a_family_is_sglangs(
     text = {"model_type": family} | ({"kv_lora_rank": 512} if family == "deepseek_v3" else {})
     other = {"kv_lora_rank": 512} if "kv_lora_rank" in text else {}
     assert default_backend(text, GPUS[gpu]) == (found or default_backend(other, GPUS[gpu]))
-
-
-@pytest.mark.parametrize("flag", ["--linear-attn-verify-backend", "--linear-attn-decode-backend"])
-@pytest.mark.parametrize(
-    ("machine", "dtype"),
-    [(BLACKWELL, None), (BLACKWELL, "bfloat16"), (BLACKWELL, "float32"), (HOPPER, None), (UNKNOWN_GPU, None)],
-)
-def test_flashinfer_on_blackwell_needs_bfloat16_states(flag: str, machine: Device, dtype: str | None) -> None:
-    """For a verify, with a Triton decode too."""
-    settings = options(flag, "flashinfer", *(("--mamba-ssm-dtype", dtype) if dtype else ()))
-    launch = Launch.of(settings, machine)
-    assert needs_bfloat16_states(launch) is (machine is BLACKWELL and dtype is None)

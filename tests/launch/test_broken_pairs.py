@@ -52,7 +52,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     for flags in COPIES_ALONE:
         commands[" ".join(flags)] = ["--model-path", str(pair / "target"), *NO_DRAFTER[2:], *flags]
     commands["other names"] = ["--model-path", str(gpt2(folder / "gpt2"))]
-    found = outcomes(resolved=list(commands.values()))["resolved"]
+    found = outcomes([*commands.values()], resolve=True)
     return {name: each.get("error") for name, each in zip(commands, found, strict=True)}
 
 

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dflash.errors import DFlashError
 from sglang_dflash.upstream import ALLOW_ANY_VERSION, TESTED_SGLANG
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.preloaded import run
 
 pytest.importorskip("sglang")
 
-from sglang_dflash_cpu import replacements
-from sglang_dflash_cpu.layers import dense
-from sglang_dflash_cpu.platform import DFlashCpuPlatform
 
 pytestmark = pytest.mark.sglang
 
@@ -35,25 +31,12 @@ prepare_server_args(sys.argv[1:]).resolve_once()
 """
 AS_IT_IS = RESOLVE.format(change="")
 CHANGED = RESOLVE.format(change="from sglang.srt.speculative import spec_utils; del spec_utils.GrammarTree")
-# As SGLang's load tools do, which never load plugins.
-LOAD_TOOL = """
-import argparse
-from sglang.srt.arg_groups.overrides import resolving_view
-from sglang.srt.server_args import ServerArgs
-ServerArgs.add_cli_args(parser := argparse.ArgumentParser())
-args = ServerArgs.from_cli_args(parser.parse_args())
-args.resolve_once()
-print(resolving_view(args).attention_backend)
-"""
 
 
-def resolve(
-    program: str, folder: Path, *, path: str = "", drafter: bool = True, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def resolve(program: str, folder: Path, *, path: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     write_pair(folder, Broken("fits", ""))
-    flags = ("--model-path", str(folder / "target"))
-    if drafter:
-        flags += ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(folder / "drafter"))
+    flags = ("--model-path", str(folder / "target"), "--speculative-algorithm", "DFLASH")
+    flags += ("--speculative-draft-model-path", str(folder / "drafter"))
     environment = {name: value for name, value in os.environ.items() if name != ALLOW_ANY_VERSION}
     environment |= {"PYTHONPATH": os.pathsep.join([path, os.getcwd(), *sys.path]), **variables}
     return run("-c", program, *flags, environment=environment)
@@ -83,21 +66,3 @@ def test_another_release_is_refused_for_dflash_alone(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout.splitlines()[-1]) == (1, "plain decoding is served")
     assert "sglang_dflash.errors.DFlashError: sglang-dflash: SGLang is 99.1.0" in refused.stderr
     assert resolve(AS_IT_IS, tmp_path / "served", path=path, **{ALLOW_ANY_VERSION: "1"}).returncode == 0
-
-
-def test_a_process_that_never_loads_plugins_has_the_cpu_platforms_choices_or_is_refused(tmp_path: Path) -> None:
-    chosen = resolve(LOAD_TOOL, tmp_path / "chosen", drafter=False)
-    assert chosen.returncode == 0, chosen.stderr
-    assert chosen.stdout.splitlines()[-1] == "torch_dflash"
-    none = {"SGLANG_PLUGINS": "none", "SGLANG_PLATFORM": "dflash_cpu"}
-    refused = resolve(LOAD_TOOL, tmp_path / "refused", drafter=False, **none)
-    assert refused.returncode == 1
-    assert "replacements are not in place" in refused.stderr
-
-
-def test_the_cpu_platform_names_what_this_sglang_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = replacements.Replacement("sglang.srt.layers.layernorm.gone", dense.rms_norm)
-    monkeypatch.setattr(replacements, "TABLE", (gone,))
-    assert replacements.missing_hooks() == [gone.path]
-    with pytest.raises(DFlashError, match="not in place, sglang.srt.layers.layernorm.gone first"):
-        DFlashCpuPlatform.apply_server_args_defaults(None, None)

@@ -85,12 +85,3 @@ def test_no_graph_is_captured_for_a_width_that_no_step_has(
     assert (plan.block, plan.served_widths) == (block, served)
     declared = launched(settings, GPUS["h200"], monkeypatch)
     assert declared["speculative_num_draft_tokens"] == declared["speculative_dflash_block_size"] == block
-
-
-def test_the_plan_says_whether_a_verify_is_exact_and_every_reason_against_it() -> None:
-    exact = ("--enable-deterministic-inference", "--attention-backend")
-    assert decided(arguments(*exact, "triton"), hybrid=True).describe()["exact"] is True
-    assert decided(arguments(*exact[1:], "triton"), hybrid=True).describe()["exact"] is False
-    plan = decided(arguments(*exact, "fa3", "--tp-size", "2"), hybrid=True)
-    assert not plan.exact and plan.describe()["exact"] == "; ".join(plan.inexact)
-    assert "fa3" in plan.inexact[0] and "--tp-size 2" in plan.inexact[-1]

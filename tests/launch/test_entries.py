@@ -108,16 +108,6 @@ def test_pythons_api(entry: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_without_the_main_guard_is_pythons_own_error(tmp_path: Path) -> None:
-    """The spawned child runs the module again."""
-    lines = "from sglang.srt.entrypoints.engine import Engine", "from tests.launch.entries import arguments"
-    (tmp_path / "unguarded.py").write_text("\n".join([*lines, "Engine(**arguments())"]))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
-    done = preloaded.run("-m", "unguarded", environment=environment)
-    assert done.returncode != 0 and "bootstrapping phase" in done.stderr and "DFlashError" not in done.stderr
-
-
-@pytest.mark.slow
 def test_sglangs_rust_server(tmp_path: Path) -> None:
     with running(tmp_path, *DENSE, SGLANG_RUST_SERVER="1") as server:
         answer = of_server(server.url)

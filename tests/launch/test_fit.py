@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from sglang_dflash.check.cli import app
 from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS, asked_about
-from sglang_dflash.check.pools import Sizing
 from sglang_dflash.check.report import Report, preflight
 from sglang_dflash.drafter.formats import text_config
 from sglang_dflash.drafter.tensors import expected_shapes
@@ -26,21 +25,15 @@ from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.old_flags import modernise_argv
 from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
+from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
+from tests.support.configs import MISSING, card_pair, checked, drafter, target, write_model
 from tests.support.files import load_config, load_drafter, raise_first_error
 
+TARGET_27B, DFLASH2 = card_pair("Qwen3.6-27B")["target"], COMMANDS / "qwen38-27b-dflash2"
 CONTEXT = 262_144  # tokens of the longest request of each card's target
 # The drafters' parameters as the publishers state them, in billions.
 PUBLISHED = {"Qwen3-Coder-Next": 0.5, "Qwen3.5-27B": 2, "Qwen3.5-4B": 0.63, "Qwen3.6-27B": 2, "Qwen3.6-35B-A3B": 0.5}
-
-
-def sizing(*flags: str) -> Sizing:
-    return memory_of("Qwen3.5-27B", *flags).sizing
-
-
-def card_flags(name: str) -> list[str]:
-    return modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +41,8 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     config = load_config(FOLDER / name / "target")
     shapes = expected_shapes(load_drafter(FOLDER / name / "drafter"))
     assert sum(map(math.prod, shapes.values())) == pytest.approx(PUBLISHED[name] * 1e9, rel=0.15)
-    report = checked(name, *card_flags(name), on=asked_about(None, memory_gib=268))  # a B300
+    flags, _ = modernise_argv(card(name).arguments_for(**card_pair(name)))
+    report = checked(name, *flags, on=asked_about(None, memory_gib=268))  # a B300
     assert [finding for finding in report.findings if finding.level == "error"] == []
     assert report.memory is not None and report.memory.running > 0
     text, served = text_config(config), report.memory.sizing
@@ -57,25 +51,13 @@ def test_the_published_drafters_have_their_published_sizes_and_the_pairs_fit_a_l
     assert sum(report.memory.bytes.values()) <= report.memory.static_bytes + padding
 
 
-# Qwen3.8-27B's drafter: the sizes of Qwen3.6-27B's, and what its publisher and others state of DFlash2's parts.
-_PARTS = {"block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
-DFLASH2: dict[str, Any] = {
-    **{"architectures": ["DFlash2DraftModel"], "block_size": None, "is_causal": False},
-    "layer_types": ["sliding_attention"] * 5,
-    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "rope_dim": 64},
-    "dflash_config": {**_PARTS, "mask_token_id": 248_070, "target_layer_ids": [5, 19, 33, 47, 61]},
-}
-
-
-def test_a_published_dflash2_drafter_has_its_published_size(tmp_path: Path) -> None:
-    pair = FOLDER / "Qwen3.6-27B"
-    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2})
-    shapes = expected_shapes(load_drafter(tmp_path))
+def test_a_published_dflash2_drafter_has_its_published_size() -> None:
+    shapes = expected_shapes(load_drafter(DFLASH2))
     size = 2 * sum(map(math.prod, shapes.values()))
     assert (len(shapes), round(size / 1e9, 2)) == (81, 3.85)
 
     def memory(*flags: str) -> Report:
-        report = preflight(parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0], GPUS["h200"])
+        report = preflight(parse(flags, target=TARGET_27B, drafter=str(DFLASH2))[0], GPUS["h200"])
         assert report.memory is not None and not [each for each in report.findings if each.level == "error"]
         return report
 
@@ -175,9 +157,8 @@ def test_weights_that_cannot_fit_stop_a_server_if_headers_state_their_size(weigh
 def test_a_drafter_whose_layers_all_slide_has_a_window_where_it_saves_memory(
     flags: tuple[str, ...], sliding: int, expected: int | None, tmp_path: Path
 ) -> None:
-    pair = FOLDER / "Qwen3.6-27B"
-    write_model(tmp_path, {**load_config(pair / "drafter"), **DFLASH2, "sliding_window": sliding})
-    settings = parse(flags, target=str(pair / "target"), drafter=str(tmp_path))[0]
+    write_model(tmp_path, {**load_config(DFLASH2), "sliding_window": sliding})
+    settings = parse(flags, target=TARGET_27B, drafter=str(tmp_path))[0]
     found = draft_window(Launch.of(settings, GPUS["h200"]))
     assert (found and found.tokens) == expected
 

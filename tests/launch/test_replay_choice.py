@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,24 +10,10 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
-from sglang_dflash.launch.old_flags import modernise_argv
-from sglang_dflash.launch.plan import ServingPlan
-from sglang_dflash.launch.settings import Settings
 from sglang_dflash.launch.states import record_length
-from tests.support import configs
-from tests.support.cards import NAMES, card
-from tests.support.configs import card_pair, launched
+from tests.support.configs import card_pair, launched, planned
 
 NAMED = ("Qwen3.6-27B", "--speculative-num-draft-tokens", "16")
-
-
-def settings(*flags: str) -> Settings:
-    return parse(flags, target="t", drafter="d")[0]
-
-
-def planned(name: str, *flags: str, on: Any = GPUS["h200"], hybrid: bool = True) -> ServingPlan:
-    given = parse(flags, **card_pair(name))[0]
-    return configs.planned(replace(Launch.of(given, on), sglangs_hybrid=hybrid))
 
 
 @pytest.fixture(autouse=True)
@@ -39,38 +24,36 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--disaggregation-mode", "prefill", "--linear-attn-backend", "cutedsl")])
 def test_a_target_without_recurrent_states_and_a_prefill_server_replay_nothing(flags: tuple[str, ...]) -> None:
-    plan = planned(*NAMED, *flags, hybrid=bool(flags))
+    launch = Launch.of(parse([*NAMED[1:], *flags], **card_pair(NAMED[0]))[0], GPUS["h200"])
+    plan = planned(replace(launch, sglangs_hybrid=bool(flags)))
     assert (plan.replay, plan.records, plan.state_dtype) == (False, 0, None)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_published_commands_replay(name: str) -> None:
-    flags = modernise_argv(card(name).arguments_for(**card_pair(name)))[0]
-    assert planned(name, *flags).replay
 
 
 @pytest.mark.sglang
 @pytest.mark.parametrize(
-    ("flags", "variable", "dtype"),
+    ("gpu", "flags", "variable", "dtype"),
     [
-        ("", "", "float32"),
-        ("", "bfloat16", "bfloat16"),
-        ("--mamba-ssm-dtype float32", "bfloat16", "float32"),
-        ("--linear-attn-backend flashinfer", "", "bfloat16"),
+        ("b200", "", "", "float32"),
+        ("b200", "", "bfloat16", "bfloat16"),
+        ("b200", "--mamba-ssm-dtype float32", "bfloat16", "float32"),
+        ("b200", "--linear-attn-backend flashinfer", "", "bfloat16"),
+        ("b200", "--linear-attn-verify-backend flashinfer", "", "bfloat16"),
+        ("b200", "--linear-attn-decode-backend flashinfer --mamba-ssm-dtype float32", "", "float32"),
+        ("h200", "--linear-attn-backend flashinfer", "", "float32"),
     ],
 )
 def test_replayed_states_have_plain_decodings_dtype(
-    flags: str, variable: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    gpu: str, flags: str, variable: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang would make states of a replay float32, unless the flag names a dtype."""
     pytest.importorskip("sglang")
     monkeypatch.setenv("SGLANG_MAMBA_SSM_DTYPE", variable)
     given = parse([*NAMED[1:], *flags.split()], **card_pair(NAMED[0]))[0]
-    declared = launched(given, GPUS["b200"], monkeypatch)
+    declared = launched(given, GPUS[gpu], monkeypatch)
     assert declared["enable_linear_replayssm_spec"] and declared["mamba_ssm_dtype"] == dtype
 
 
 @pytest.mark.parametrize(("words", "block", "expected"), [("", 16, 16), ("", 4, 16), ("", 17, 32), ("64", 16, 64)])
 def test_a_block_fits_its_records(words: str, block: int, expected: int) -> None:
     flags = ("--speculative-num-draft-tokens", str(block), *(("--linear-replayssm-cache-len", words) if words else ()))
-    assert record_length(Launch.of(settings(*flags), CPU)) == expected
+    assert record_length(Launch.of(parse(flags, target="t", drafter="d")[0], CPU)) == expected

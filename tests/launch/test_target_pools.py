@@ -23,7 +23,6 @@ from sglang_dflash.check.flags import parse
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.check.memory import sizing_of
 from sglang_dflash.check.pools import Pools, Sizing, fit
-from sglang_dflash.launch.division import TokenPools
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.plan import decide
 from tests.launch.commands import FOLDER
@@ -91,10 +90,3 @@ def test_the_pools_of_a_published_target_are_sglangs(
     sizing, ours = predicted(tmp_path, tp, **fields)
     assert (ours.tokens, ours.sliding_tokens) == (theirs.max_total_num_tokens, theirs.swa_max_total_num_tokens or 0)
     assert sizing.state == 0
-
-
-def test_a_request_ends_at_the_smaller_pool() -> None:
-    one, two = TokenPools(10_000), TokenPools(10_000, 8_000, window=500)
-    assert (one.requests(100), two.requests(100), two.requests(1_000)) == (100, 80, 10)
-    assert one.per_request(10) == (1_000, "K/V") and two.per_request(10) == (1_000, "K/V of full layers")
-    assert two.per_request(20) == (400, "K/V of sliding layers")

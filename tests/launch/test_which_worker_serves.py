@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -31,23 +30,13 @@ from tests.support.configs import serving_plan, settings, target
 pytestmark = pytest.mark.sglang
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> type:
-    monkeypatch.setattr(enter, "enter_scheduler", lambda plan: None)
-    return enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, launched(reason))
-
-
-def launched(reason: str | None) -> Any:
-    """Arguments of a launch that decided so."""
-    args = SimpleNamespace(nnodes=1)
-    attach_decision(args, Decision(reason=reason) if reason else Decision(serving_plan()))
-    return args
-
-
 def test_the_worker_that_the_launch_decided_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_dflash.worker.worker import DFlashWorker
 
-    assert choose(monkeypatch, "context parallelism is used") is int
-    assert choose(monkeypatch, None) is DFlashWorker
+    monkeypatch.setattr(enter, "enter_scheduler", lambda plan: None)
+    for decision, worker in ((Decision(reason="ROCm"), int), (Decision(serving_plan()), DFlashWorker)):
+        attach_decision(args := SimpleNamespace(nnodes=1), decision)  # type: ignore[arg-type]
+        assert enter.create_worker(lambda *_: int, SpeculativeAlgorithm.DFLASH, args) is worker
 
 
 def test_auto_is_replaced_before_sglang_reads_the_path_and_logged_once(

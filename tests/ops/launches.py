@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton import knobs
@@ -89,31 +87,6 @@ def _assembling_with(ptxas: str | None) -> Iterator[None]:
         get_ptxas_version.cache_clear()  # part of the key of Triton's cache on disk
         yield
     get_ptxas_version.cache_clear()
-
-
-def compilers() -> str:
-    """Return the releases of Triton and of its own assemblers."""
-    with _assembling_with(None):
-        hopper, blackwell = knobs.nvidia.ptxas.version, knobs.nvidia.ptxas_blackwell.version
-    return f"Triton {triton.__version__}, its ptxas {hopper} up to sm_90 and {blackwell} from sm_100 on"
-
-
-def continue_with_chosen_triton(parser: ArgumentParser) -> None:
-    """Parse a program's arguments, and start it again with another release of Triton if --triton names one."""
-    installed = triton.__version__
-    parser.add_argument("--triton", metavar="X.Y.Z", default=installed, help="default: %(default)s, the installed one")
-    asked = parser.parse_args()
-    folder = Path(__file__).parents[2] / ".cache/triton" / asked.triton
-    if asked.triton == installed:
-        return
-    assert str(folder) not in sys.path, f"the release {asked.triton} of Triton calls itself {installed}"
-    if not folder.exists():
-        pip = (sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--target", str(folder))
-        subprocess.run([*pip, f"triton=={asked.triton}"], check=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    program = sys.modules["__main__"].__spec__
-    assert program is not None
-    os.execve(sys.executable, [sys.executable, "-m", program.name, *sys.argv[1:]], environment)
 
 
 @contextmanager

@@ -1,13 +1,11 @@
-"""Our kernels, launched as a server of a published pair does it: ``python -m tests.ops.published`` prints the table of
-docs/internals/kernels.txt.
+"""Our kernels, launched as a server of a published pair does it.
 
 No GPU is needed: the launchers are called on tensors without storage, under Triton's warm-up (``launches.py``).
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from types import SimpleNamespace
@@ -26,11 +24,10 @@ from sglang_dflash.ops import Noise
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import gdn_commit, gdn_verify, windows_by_token
 from sglang_dflash.states.verify import gdn_convolve
-from tests.ops.launches import SHARED_MEMORY, Usage, compiled_for, compilers, continue_with_chosen_triton, tensor
+from tests.ops.launches import tensor
 from tests.support.cards import FOLDER, NAMES
 from tests.support.files import load_config, load_drafter
 
-TP_SIZES = (1, 2, 4, 8)
 REQUEST_ROWS = 512
 # Width of a step and of the server's widest block: a published drafter's, or twice that for copies.
 STEPS = {"16": (16, 16), "16 of 32": (16, 32), "32": (32, 32)}
@@ -56,8 +53,8 @@ class RankShapes:
         return int(self.target["vocab_size"])
 
 
-def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
-    """Every published pair at every size."""
+def rank_shapes(tp_sizes: tuple[int, ...]) -> list[RankShapes]:
+    """Return every published pair at these tensor-parallel sizes."""
     found = []
     for pair, tp in product(NAMES, tp_sizes):
         drafter = load_drafter(FOLDER / pair / "drafter")
@@ -70,15 +67,12 @@ def rank_shapes(tp_sizes: tuple[int, ...] = TP_SIZES) -> list[RankShapes]:
     return found
 
 
-def launch_ours(
-    shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0, attention: bool = True
-) -> None:
+def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, skipped: int = 0) -> None:
     """Every kernel of a step, once.
 
     Args:
         block: positions that a server records of a step.
         skipped: entries cut off the front of what may be part of a longer tensor.
-        attention: the drafter's attention too, which is compiled for each number of heads.
     """
 
     def longs(*shape: int) -> Tensor:
@@ -124,8 +118,7 @@ def launch_ours(
         ops.leading_tokens(tensor(bs * width, vocab, dtype=torch.bfloat16), k, asked)
     drafted_logits = tensor(bs, width - 1, vocab, dtype=torch.bfloat16)
     ops.likeliest_tokens(drafted_logits, CANDIDATES, longs(bs, width)[:, 0], noise)
-    if attention:
-        _attention(shapes, bs, width, table, longs)
+    _attention(shapes, bs, width, table, longs)
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
@@ -247,44 +240,3 @@ def _norm_rope(shapes: RankShapes, positions: Tensor) -> None:
     norm_rope.block(positions)(0, qkv, heads * head_dim)
     context = tensor(layers, tokens, 2, kv_heads, head_dim, dtype=torch.bfloat16)
     norm_rope.context_keys(context[:, :, 0], positions)
-
-
-def usages(capability: int, shapes: Sequence[RankShapes]) -> dict[tuple[str, str], Usage]:
-    """The most that a compilation takes, by kernel and step."""
-    most: dict[tuple[str, str], Usage] = {}
-    for step, (width, block) in STEPS.items():
-        with compiled_for(capability) as launches:
-            for each in shapes:
-                launch_ours(each, bs=16, width=width, block=block, attention=False)
-        for launch in launches:
-            key, usage = (launch.kernel, step), launch.usage
-            most[key] = max(most.get(key, usage), usage, key=lambda each: (each.stack, each.registers))
-    return most
-
-
-def table(archs: Iterable[int], shapes: Sequence[RankShapes]) -> list[str]:
-    """Lines of the page's table. Architectures share a column, and steps a row, where all of it is equal."""
-    columns: dict[tuple[Any, ...], list[int]] = {}
-    for arch in archs:
-        columns.setdefault(tuple(sorted(usages(arch, shapes).items())), []).append(arch)
-    found = [dict(column) for column in columns]
-    names = [f"sm_{', '.join(map(str, equal))}" for equal in columns.values()]
-    lines = [f"| kernel | width | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    for kernel in sorted({kernel for kernel, _ in found[0]}):
-        steps: dict[tuple[str, ...], list[str]] = {}
-        for step in STEPS:
-            steps.setdefault(tuple(_cell(column[kernel, step]) for column in found), []).append(step)
-        for cells, equal in steps.items():
-            width = "any" if len(steps) == 1 else ", ".join(equal)
-            lines.append(f"| `{kernel}` | {width} | {' | '.join(cells)} |")
-    return lines
-
-
-def _cell(usage: Usage) -> str:
-    shared = f", {usage.shared}" if usage.shared else ""
-    return f"{usage.registers}{shared}" + (f", **{usage.stack} spilled**" if usage.stack else "")
-
-
-if __name__ == "__main__":
-    continue_with_chosen_triton(ArgumentParser(description=__doc__))
-    print(*table(SHARED_MEMORY, rank_shapes()), "", compilers(), sep="\n")

@@ -7,25 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from sglang_dflash_lab.pairs import NAMES, drafter_kinds, drafter_path, target_path
-from sglang_dflash_lab.pairs.cli import tables
 from sglang_dflash_lab.pairs.corpus import SHAPES, TASKS, code_task, draw, prompts
 from sglang_dflash_lab.train.loop import read_provenance
 
 
-def drawn(task: str, split: str, n: int, seed: int) -> list[Any]:
-    rng = Random(seed)
-    return [draw(task, split, rng) for _ in range(n)]
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_train_and_heldout_never_share_a_question_or_its_parameters(task: str) -> None:
-    train, heldout = drawn(task, "train", 1000, 1), drawn(task, "heldout", 500, 2)
+    train, heldout = (
+        [draw(task, split, rng) for _ in range(number)]
+        for split, number, rng in (("train", 1000, Random(1)), ("heldout", 500, Random(2)))
+    )
     for part in ("question", "key"):
         assert not {getattr(each, part) for each in train} & {getattr(each, part) for each in heldout}
 
@@ -75,15 +71,3 @@ def test_two_processes_may_make_it_at_once(tmp_path: Path, monkeypatch: pytest.M
     both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert {process.communicate()[0].strip() for process in both} == {str(drafter_path("tiny-dense", "noisy"))}
     assert [process.returncode for process in both] == [0, 0]
-
-
-def test_the_list_has_a_percentage_for_each_target_and_a_length_for_each_drafter() -> None:
-    targets, drafters = tables()
-    assert [row[0] for row in targets.rows] == list(NAMES)
-    assert [row[:2] for row in drafters.rows] == [
-        [name, kind] for name in NAMES for kind in (*drafter_kinds(name), "noisy")
-    ]
-    assert all(cell.endswith("%") for row in targets.rows for cell in row[2:])
-    assert all(1 <= float(cell) <= 16 for row in drafters.rows for cell in row[3:])
-    by_kind = {tuple(row[:2]): [float(cell) for cell in row[3:]] for row in drafters.rows}
-    assert all(sum(by_kind[name, "noisy"]) < sum(by_kind[name, "good"]) for name in NAMES)

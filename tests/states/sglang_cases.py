@@ -1,4 +1,4 @@
-"""SGLang's own kernels around ours, of the gated delta net and of the start, under Triton's interpreter.
+"""SGLang's lookup of state slots at the start, under Triton's interpreter.
 
 Not collected by itself: tests/ops/test_triton.py runs it in a process with ``TRITON_INTERPRET=1``.
 """
@@ -9,43 +9,19 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
-from sglang_dflash.states import replay
-from sglang_dflash.states.kernels import gdn_commit, gdn_verify
-from sglang_dflash.states.verify import record
 from sglang_dflash.worker.forwards import NoDrafter
 from sglang_dflash.worker.start.graphs import sizes_for_narrower
 from sglang_dflash.worker.start.prewarm import FirstCalls
 from tests.rehearsal import interpreter
-from tests.states.exact_cases import decoded, recorded
 from tests.support.configs import serving_plan
-from tests.support.gdn_replay import Blocks, decode_with_triton
 
 interpreter.install()
-
-# Of a result's largest value: of the outputs, which are rounded to the dtype, and of the states, which are fp32.
-CLOSE = {torch.bfloat16: (2**-8, 5e-5), torch.float32: (1e-5, 1e-5)}
-
-
-@pytest.mark.parametrize("dtype", CLOSE)
-def test_a_replayed_verify_is_plain_decoding(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's decode, 16 tokens one by one, against one verify of ours and its commit."""
-    decode_with_triton(monkeypatch)
-    monkeypatch.setattr(replay, "gdn_verify", gdn_verify)
-    blocks = Blocks(2, 16, layers=1, K=32, V=16, dtype=dtype)
-    outputs, after = decoded(blocks)
-    found = recorded(blocks, record)
-    gdn_commit(blocks.states, blocks.records, blocks.rows, blocks.slots, torch.full((blocks.bs,), 16))
-    results = (found, outputs), (blocks.states[:, blocks.slots.long()], after[:, :, -1])
-    errors = [(one.float() - other.float()).abs().max() / other.abs().max() for one, other in results]
-    print(f"{dtype}: outputs {errors[0]:.2g}, states {errors[1]:.2g}")
-    assert all(error <= bound for error, bound in zip(errors, CLOSE[dtype], strict=True)), errors
 
 
 def test_the_start_looks_up_state_slots_of_every_padded_batch() -> None:

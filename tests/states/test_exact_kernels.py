@@ -12,8 +12,7 @@ from __future__ import annotations
 import collections
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ from triton.runtime.jit import JITFunction
 from sglang_dflash.features.exact import stepped
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Records
-from tests.ops.launches import Launch, compiled_for, tensor
+from tests.ops.launches import compiled_for, tensor
 from tests.support.gdn_replay import NAMES, served_block
 
 pytestmark = pytest.mark.sglang
@@ -88,17 +87,6 @@ def commit(bs: int, width: int, H: int, HV: int, state: torch.dtype) -> None:
 # --- rows at the addresses of plain decoding's
 
 
-@contextmanager
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
-    """Launches, of which none is compiled."""
-    with monkeypatch.context() as patch:
-        patch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
-        patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
-        with compiled_for(90) as launches:
-            yield launches
-
-
 def in_place(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The fault of views: rows of a position begin where those of the one before end, and keep their gaps."""
     return x.to(dtype)
@@ -116,7 +104,10 @@ def test_a_misaligned_row_ends_the_step(
     """Without this check it would launch another compilation."""
     monkeypatch.setattr(stepped, "by_position", planted)
     monkeypatch.setattr(stepped, "SCRATCH_BYTES", 1)
-    with recorded(monkeypatch), pytest.raises(AssertionError):
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, *_, **__: SimpleNamespace(hash=key))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with compiled_for(90), pytest.raises(AssertionError):
         step(3, 5, 2, 6, FP32)
 
 

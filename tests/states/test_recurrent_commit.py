@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("sglang")
 
 import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache import memory_pool
 from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
 
@@ -21,7 +22,6 @@ from sglang_dflash.states.commit import RecurrentCommit, may_cross
 from sglang_dflash.states.replay import pool_records
 from sglang_dflash_cpu.layers.pools import commit as commit_steps
 from sglang_dflash_cpu.layers.pools import track
-from tests.support.gdn_replay import cache_params
 
 pytestmark = pytest.mark.sglang
 
@@ -38,6 +38,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> HybridReqToTokenPool:
     monkeypatch.setattr(commit, "track_mamba_states_all_layers", track)
     monkeypatch.setattr(commit, "get_schedule", lambda: SimpleNamespace(page_size=1))
     monkeypatch.setattr(commit, "mamba_track_grid", lambda page: GRID)
+    heads = {"n_groups": 2, "num_heads": 4, "head_dim": 8, "state_size": 8}
+    shape = Mamba2StateShape.create(tp_world_size=1, intermediate_size=32, conv_kernel=4, **heads)
+    dtypes = Mamba2StateDType(conv=torch.float32, temporal=torch.float32)
     pool = HybridReqToTokenPool(
         size=4,
         mamba_size=8,
@@ -45,7 +48,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> HybridReqToTokenPool:
         max_context_len=8,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=cache_params(layers=2, H=2, HV=4, K=8, V=8, window=3),
+        cache_params=Mamba2CacheParams(shape=shape, layers=[0, 1], dtype=dtypes),
         mamba_layer_ids=[0, 1],
         enable_mamba_extra_buffer=True,
         speculative_num_draft_tokens=8,

@@ -15,7 +15,6 @@ from torch import Tensor
 from sglang_dflash.states import replay
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.verify import Rule
-from tests.support.gated_delta import delta_rule
 
 RING, SLOTS, ROWS = 16, 12, 8
 NAMES = ("d", "k", "g", "rawv", "rawk")  # SGLang's, of the records' parts
@@ -103,9 +102,6 @@ class Blocks:
             temporal=self.states, **{f"replayssm_{name}": part for name, part in zip(NAMES, self.records, strict=True)}
         )
 
-    def copy_of_records(self) -> Records:
-        return of_records(self.records, Tensor.clone)
-
     def verify(self, operation: Callable[..., Tensor], records: Records, slots: Tensor | None = None) -> Tensor:
         """Outputs of all layers, ``[layers, N, HV, V]``."""
         slots = self.slots if slots is None else slots
@@ -140,11 +136,20 @@ class Blocks:
 
     def expected(self, layer: int, request: int) -> tuple[Tensor, Tensor]:
         """Token by token in float64: outputs ``[T, HV, V]``, and the states before and after each, ``[T + 1, ...]``."""
-        own = slice(request * self.width, (request + 1) * self.width)
-        state = self.states[layer, int(self.slots[request])].double()
-        q, k, v = (x[layer, own] for x in (self.q, self.k, self.v))
-        outputs, states = delta_rule(q, k, v, *self.gates(layer, own), state)
-        return outputs, torch.cat([state[None], states])
+        own, repeats = slice(request * self.width, (request + 1) * self.width), self.HV // self.H
+        q, k = (normalize(x[layer, own].double()).repeat_interleave(repeats, 1) for x in (self.q, self.k))
+        v, (g, beta) = self.v[layer, own].double(), self.gates(layer, own)
+        outputs, states = [], [self.states[layer, int(self.slots[request])].double()]
+        for t in range(self.width):
+            after = states[-1] * g[t].exp()[:, None, None]
+            write = (v[t] - (after * k[t][:, None]).sum(-1)) * beta[t][:, None]
+            states.append(after + write[:, :, None] * k[t][:, None])
+            outputs.append((states[-1] * q[t][:, None]).sum(-1) * self.scale)
+        return torch.stack(outputs), torch.stack(states)
+
+
+def normalize(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def served_block(width: int, rows: Tensor) -> Any:
@@ -165,18 +170,6 @@ def alike(bs: int, **options: Any) -> Blocks:
     blocks.b.fill_(20)
     blocks.A_log.fill_(-30)
     return blocks
-
-
-def cache_params(
-    layers: int, H: int, HV: int, K: int, V: int, window: int, tp: int = 1, conv: torch.dtype = torch.float32
-) -> Any:
-    """SGLang's description of a target's states; ``window`` tokens of convolution before the current one."""
-    from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
-
-    heads = {"n_groups": H, "num_heads": HV, "head_dim": V, "state_size": K}
-    shape = Mamba2StateShape.create(tp_world_size=tp, intermediate_size=HV * V, conv_kernel=window + 1, **heads)
-    dtypes = Mamba2StateDType(conv=conv, temporal=torch.float32)
-    return Mamba2CacheParams(shape=shape, layers=list(range(layers)), dtype=dtypes)
 
 
 def of_records(records: Records, change: Callable[[Tensor], Any]) -> Records:

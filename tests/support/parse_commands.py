@@ -6,7 +6,6 @@ Importing SGLang takes long, so one fresh process takes all of them, as JSON.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import subprocess
@@ -25,30 +24,24 @@ FIELDS = (
 )
 
 
-def outcomes(**commands: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Outcomes of command lines, by the same keyword: ``plugins`` (parsed) and ``resolved``.
-
-    Each is the arguments in :data:`FIELDS`, or an ``error`` (and the ``exit`` code of a usage error).
-    """
+def outcomes(commands: Sequence[Sequence[str]], *, resolve: bool) -> list[dict[str, Any]]:
+    """Return the arguments in :data:`FIELDS`, or an ``error``, of each command line: parsed, or resolved too."""
+    asked = {"commands": commands, "resolve": resolve}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", "")))}
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300, "env": environment}
-    done = subprocess.run([sys.executable, "-m", __name__], input=json.dumps(commands), check=False, **options)
+    done = subprocess.run([sys.executable, "-m", __name__], input=json.dumps(asked), check=False, **options)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
 def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
     from sglang.srt.server_args import prepare_server_args
 
-    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(stderr):
-            parsed = prepare_server_args(argv)
-            if resolve:
-                parsed.resolve_once()
-    except SystemExit as stopped:
-        return {"exit": stopped.code, "error": stderr.getvalue().strip().splitlines()[-1]}
+        parsed = prepare_server_args(argv)
+        if resolve:
+            parsed.resolve_once()
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
         return {"error": traceback.format_exception_only(error)[-1]}
     return {name: getattr(parsed, name) for name in FIELDS}
@@ -57,11 +50,10 @@ def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
 def main() -> None:
     from sglang.srt.plugins import load_plugins
 
-    commands, found = json.load(sys.stdin), {}
+    asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
         load_plugins()
-        for kind in ("plugins", "resolved"):
-            found[kind] = [outcome(argv, resolve=kind == "resolved") for argv in commands.get(kind, ())]
+        found = [outcome(argv, resolve=asked["resolve"]) for argv in asked["commands"]]
     json.dump(found, sys.stdout)
 
 

@@ -1,6 +1,6 @@
 """Start a real SGLang server in a separate process, send requests to it and stop it; servers of the shipped pairs.
 
-Plain, under DFLASH, with prefill and decoding separate; and their memory.
+Plain, under DFLASH, with prefill and decoding separate.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -176,7 +175,6 @@ _PATIENCE = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "1800" for each in ("BOOTS
 _PATIENCE |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000"}
 # Of a run of tests: its servers end where CUDA would refuse what they do.
 REFUSALS = "SERVERS_REFUSE"
-MEMORY_TOLERANCE = 0.001  # vectors that SGLang keeps in float32 in any dtype (A_log)
 
 
 def target_arguments(pair: str, base: tuple[str, ...] = BASE) -> tuple[str, ...]:
@@ -318,21 +316,3 @@ def router(folder: Path, *arguments: str) -> Iterator[Server]:
     command += ["--policy", "round_robin", "--prometheus-port", str(free_port()), *arguments]
     with started(folder, port, command, "/readiness") as server:
         yield server
-
-
-def memory_estimate(target: Path, drafter: Path, *flags: str) -> dict[str, int]:
-    """Return the bytes of every pool by ``sglang-dflash check``, on a machine large enough for the flags."""
-    command = [sys.executable, "-m", "sglang_dflash.check.cli", "check", "--json", "--memory-gib", "64"]
-    pair = [str(target), str(drafter), "--device", "cpu"]
-    done = subprocess.run([*command, *pair, *flags], stdout=subprocess.PIPE, text=True, check=False)
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert report["memory"], report["findings"]
-    return dict(report["memory"]["served"]["bytes"])
-
-
-def assert_memory_as_estimated(estimate: dict[str, int], allocated: dict[str, int]) -> None:
-    """Compare an estimate with ``memory_bytes`` of the plugin's mode ``memory``."""
-    assert estimate.keys() == allocated.keys()
-    for pool, size in allocated.items():
-        print(f"{pool}: {size} bytes allocated, {estimate[pool]} estimated")
-        assert math.isclose(estimate[pool], size, rel_tol=MEMORY_TOLERANCE), pool

@@ -70,11 +70,6 @@ def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[floa
     raise AssertionError("no round has the wanted width")
 
 
-def test_the_start_measures_the_step_times_of_every_width(server: Server) -> None:
-    assert width_info(server)["widths"] == [1, 2, 4, 8, 12, 16]
-    assert len(width_info(server)["costs"]["milliseconds"][0]) == 6
-
-
 def test_the_costs_at_the_start_are_those_of_steps_that_replay_states(server: Server) -> None:
     steps = map(json.loads, (server.folder / "replays.jsonl").read_text().splitlines())
     measured = {(step["requests"], step["width"]) for step in steps if step["rid"].startswith("dummy")}
