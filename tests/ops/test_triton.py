@@ -49,7 +49,8 @@ TILED = {"attend_block_kernel", "reduce_parts_kernel"}  # compiled per tile: wid
 
 
 def test_kernels_equal_their_definitions_under_the_interpreter() -> None:
-    interpreted("ops/cases.py", "ops/attention_cases.py", "states/cases.py", "states/sglang_cases.py")
+    ours = (f"ops/{name}.py" for name in ("cases", "attention_cases", "attention_batches"))
+    interpreted(*ours, "states/cases.py", "states/sglang_cases.py")
 
 
 def test_a_verify_convolves_as_sglangs_kernels() -> None:

@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.common import init_custom_process_group
 
 from sglang_dflash.causes import STALE_DRAFTER
+from sglang_dflash_lab.bench.server import free_port
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.configs import write_model
 from tests.support.generation import counted, flush, generate, generate_all
@@ -53,6 +55,38 @@ def one_shape_wrong(tensors: Tensors) -> Tensors:
     return {**dict(others), name: torch.cat((last, last[:1]))}
 
 
+class Group:
+    """A process group of this process, rank 0, and a server, as a trainer has it; gloo, because NCCL needs a GPU."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.port = server, free_port()
+        address = {"master_address": "127.0.0.1", "master_port": self.port, "rank_offset": 1, "world_size": 2}
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(server.post, "/init_weights_update_group", {**address, "backend": "gloo"})
+            self.group = init_custom_process_group(
+                backend="gloo",
+                init_method=f"tcp://127.0.0.1:{self.port}",
+                world_size=2,
+                rank=0,
+                group_name="weight_update_group",
+            )
+            assert joining.result().status_code == 200
+
+    def update(self, tensors: Tensors, selector: str) -> httpx.Response:
+        described = {"names": [*tensors], "dtypes": [str(each.dtype)[6:] for each in tensors.values()]}
+        shapes = [list(each.shape) for each in tensors.values()]
+        with session(self.server, selector), ThreadPoolExecutor(1) as pool:
+            body = {**described, "shapes": shapes, "selector": selector}
+            answer = pool.submit(self.server.post, "/update_weights_from_distributed", body)
+            for tensor in tensors.values():
+                torch.distributed.broadcast(tensor, src=0, group=self.group)
+            return answer.result()
+
+    def leave(self) -> None:
+        assert self.server.post("/destroy_weights_update_group", {}).status_code == 200
+        torch.distributed.destroy_process_group(self.group)
+
+
 def load(server: Server, folder: Path) -> httpx.Response:
     return server.post("/update_weights_from_disk", {"model_path": str(folder)})
 
@@ -80,9 +114,12 @@ def test_tensors_that_do_not_fit_are_an_error_and_the_server_goes_on(dflash_hybr
     refused(load(server, misfit), "Error: ")
     assert ask(server) != before and restored()
     refused(update(server, {list(target)[0]: torch.zeros(3, 5)}, "target", load_format="direct"), "Error: ")
-    refused(load(server, drafter_path(PAIR, "noisy")), "selector draft")
     refused(update(server, target, "draft"), "unexpected")
     refused(update(server, one_shape_wrong(drafter), "draft"), list(drafter)[-1])
+    group = Group(server)
+    refused(group.update({"lm_head.bias": torch.zeros(3), **drafter}, "draft"), "unexpected: lm_head")
+    refused(group.update(one_shape_wrong(target), "target"), "Failed to update")
+    group.leave()
     assert restored() and server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
     # What fits is written: accept counts change with the drafter, and return with it.
     assert json.loads(update(server, {"norm.weight": -drafter["norm.weight"]}, "draft").text)["success"]
@@ -113,6 +150,15 @@ def test_versions_of_an_update_in_the_middle_of_answers_are_exact(dflash_hybrid:
         assert [(each["version"], each["start"], each["end"]) for each in answer.meta["weight_versions"]] == spans
     assert update(server, target, "target", weight_version="default").status_code == 200
     assert ask(server) == before
+
+
+def test_a_drafters_folder_is_refused(dflash_hybrid: Server) -> None:
+    server, before = dflash_hybrid, ask(dflash_hybrid)
+    for _ in range(2):
+        answer = load(server, drafter_path(PAIR, "noisy"))
+        assert answer.status_code == 400 and "selector draft" in answer.text
+    assert ask(server) == before
+    assert server.get("/model_info").json()["model_path"] == str(target_path(PAIR))
 
 
 def test_checks_of_weights_cover_the_drafter(dflash_hybrid: Server) -> None:

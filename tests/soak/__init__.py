@@ -5,5 +5,5 @@ that a plain server has to answer each entry only once. They come in bursts, end
 their client. A row ends by itself; an interrupted one goes on after its last finished burst.
 
 The verdict compares every answer, or its beginning, with the reference's. Then it looks at the pools, the health
-endpoint and the events, and of a long row at the memory of the processes.
+endpoint and the events, and of a long row at the memory of the processes and the speed at the beginning and the end.
 """

@@ -9,8 +9,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +18,13 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from tests.serving.matrix import Record
-from tests.soak.catalogue import Entry, catalogue
+from tests.soak.catalogue import HOSTILE, SEEDED, Entry, catalogue
 from tests.soak.load import PATIENCE, Load, Outcome, drive, played
-from tests.soak.rows import ROWS, Row, Served, alone
+from tests.soak.rows import ROWS, TAILS, Row, Served, alone
 from tests.soak.verdict import Known, Promise, Rest, is_right, promises, text, versions_of, wrong_answers
-from tests.support.servers import running, worker_info
+from tests.support.servers import FEATURES, dflash_server, running, worker_info
 
 ENTRIES = 320
 AT_A_TIME = 8  # of the reference's answers
@@ -39,10 +40,13 @@ def soak(row: Row, out: Path, share: float = 1.0, entries: int = ENTRIES) -> lis
     if name not in record.results():
         record.add(name, asyncio.run(answers_of_reference(row, asked, out)))
     known = record.results()[name]
+    if "oracle" in row.plugin:
+        pairs = zip(asked, known[0], strict=True)
+        (out / "answers.json").write_text(json.dumps([[*each.body["input_ids"], *answer] for each, answer in pairs]))
     with (row.servers or alone)(row, out) as served:
         load = asyncio.run(drive(served, row, asked, requests, record))
         rest = at_rest(row, served)
-    wrong = wrong_answers(load, known)
+    wrong = wrong_answers(load, asked, known)
     if row.versions > 1 and wrong:
         wrong = asyncio.run(not_continued(row, out, load, wrong, asked, known))
     found = list(promises(row, load, asked, wrong, rest))
@@ -55,28 +59,41 @@ def soak(row: Row, out: Path, share: float = 1.0, entries: int = ENTRIES) -> lis
     return found
 
 
-@asynccontextmanager
-async def plain(row: Row, out: Path) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
-    """Serve the target alone, with a client."""
-    with running(out, *row.target, "--disable-radix-cache") as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
-            yield Served(server.url, [server], row.weights(out)), http
+@contextmanager
+def plain(row: Row, out: Path) -> Iterator[Served]:
+    target, _ = row.arguments(out)
+    with running(out, *target, "--disable-radix-cache") as server:
+        yield Served(server.url, [server], row.weights(out))
 
 
 async def answers_of_reference(row: Row, entries: Sequence[Entry], out: Path) -> list[list[Any]]:
-    """Return plain decoding's answers for each version of the target."""
-    slots, found = asyncio.Semaphore(AT_A_TIME), []
-    async with plain(row, out) as (served, http):
+    """Return plain decoding's answers for each version of the target.
+
+    With a seed, which SGLang ignores outside deterministic mode, those of our worker at width 1.
+    """
+    steps_of_one, slots = out / "widths.json", asyncio.Semaphore(AT_A_TIME)
+    steps_of_one.write_text(json.dumps({"widths": [1]}))
+    seeded = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps_of_one))
+    async with AsyncExitStack() as stack:
+        served = stack.enter_context(plain(row, out))
+        ours = served.url
+        if SEEDED in row.kinds and DETERMINISTIC_FLAG not in row.base:
+            ours = stack.enter_context(dflash_server(row.pair, out, *seeded, base=FEATURES, block=2)).url
+        theirs, one = (httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) for url in (served.url, ours))
+        for http in (theirs, one):
+            await stack.enter_async_context(http)
 
         async def answer(entry: Entry) -> Any:
             async with slots:
-                return await played(http, entry, {})
+                there = one if entry.kind == SEEDED else theirs
+                return None if entry.kind == HOSTILE else await played(there, entry, {})
 
+        found = []
         for version in range(row.versions):
             if version:
-                await served.become(http, version)
+                await served.become(theirs, version)
             found.append(await asyncio.gather(*map(answer, entries)))
-    return found
+        return found
 
 
 async def not_continued(
@@ -88,29 +105,30 @@ async def not_continued(
         served = versions_of(outcome, load.events)
         mixed += [(served[1], served[0], outcome)] if len(served) == 2 else []
         left += [outcome] if len(served) != 2 else []
-    async with plain(row, out) as (served, http):
-        for version, before, outcome in sorted(mixed, key=lambda each: each[0]):
-            if version != served.version:
-                await served.become(http, version)
-            body, answer, begun = entries[outcome.entry].body, outcome.answer, known[before][outcome.entry]
-            same = len(os.path.commonprefix([answer, begun]))
-            params = body["sampling_params"]
-            rest = {**params, "max_new_tokens": params["max_new_tokens"] - same}
-            changed = {"input_ids": [*body["input_ids"], *answer[:same]], "sampling_params": rest}
-            following = await played(http, replace(entries[outcome.entry], body=changed), {})
-            left += [] if is_right(outcome, [*answer[:same], *following]) else [outcome]
+    with plain(row, out) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, trust_env=False) as http:
+            for version, before, outcome in sorted(mixed, key=lambda each: each[0]):
+                if version != server.version:
+                    await server.become(http, version)
+                body, answer, begun = entries[outcome.entry].body, outcome.answer, known[before][outcome.entry]
+                same = len(os.path.commonprefix([answer, begun]))
+                params = body["sampling_params"]
+                rest = {**params, "max_new_tokens": params["max_new_tokens"] - same}
+                changed = {"input_ids": [*body["input_ids"], *answer[:same]], "sampling_params": rest}
+                following = await played(http, replace(entries[outcome.entry], body=changed), {})
+                left += [] if is_right(outcome, [*answer[:same], *following]) else [outcome]
     return left
 
 
 def at_rest(row: Row, served: Served) -> Rest:
-    """Read what is lost once nothing runs, and of a long row how often requests were retracted and tails evicted."""
+    """Read what is lost once nothing runs, and how often what the row wanted to happen did."""
     deadline = time.monotonic() + HELD
     while any((lost := lost_slots(served)).values()) and time.monotonic() < deadline:
         time.sleep(1)
-    if not row.long:
-        return Rest(lost)
-    retracted = len(re.findall("retracted_reqs: [1-9]", served.servers[0].log))
-    return Rest(lost, retracted, worker_info(served.servers[0])["tails"]["evicted"])
+    happened = {each: sum(len(re.findall(each, server.log)) for server in served.servers) for each in row.short}
+    if TAILS in happened:
+        happened[TAILS] = worker_info(served.servers[0])["tails"]["evicted"]
+    return Rest(lost, happened)
 
 
 def lost_slots(served: Served) -> Counter[str]:

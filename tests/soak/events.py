@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from sglang_dflash_lab.pairs import drafter_path
+from tests.soak.catalogue import HOSTILE, Entry
+from tests.soak.load import Load, speed
 
 if TYPE_CHECKING:
     from tests.soak.rows import Served
 
-Event = Callable[["Served", httpx.AsyncClient, "asyncio.Task[None]"], Awaitable[None]]
+Event = Callable[["Served", httpx.AsyncClient, "asyncio.Task[None]", Sequence[Entry], Load], Awaitable[None]]
 MOMENT = 1.0  # seconds, so that requests run
 
 
@@ -28,7 +30,7 @@ async def same_weights(served: Served, http: httpx.AsyncClient, *_: Any) -> None
     await _post(http, "/update_weights_from_disk", model_path=str(served.versions[0]), flush_cache=False)
 
 
-async def flushed(served: Served, http: httpx.AsyncClient, done: asyncio.Task[None]) -> None:
+async def flushed(served: Served, http: httpx.AsyncClient, done: asyncio.Task[None], *_: Any) -> None:
     await done
     await served.flush(http)
 
@@ -83,6 +85,16 @@ async def slept(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
 async def other_drafter(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     for kind in ("good", "noisy"):
         await _post(http, "/update_weights_from_disk", model_path=str(drafter_path("tiny-hybrid", kind)))
+
+
+async def measured(
+    served: Served, http: httpx.AsyncClient, done: asyncio.Task[None], entries: Sequence[Entry], load: Load
+) -> None:
+    """Good requests alone, and among as many hostile ones."""
+    await done
+    for others, speeds in (([], load.speeds), ([each for each in entries if each.kind == HOSTILE], load.among)):
+        await served.flush(http)
+        speeds.append(await speed(http, entries, others))
 
 
 DISTURBING = {each.__name__ for each in (first_dies, second_dies, all_aborted, slept)}  # requests may fail then

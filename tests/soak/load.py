@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 from tests.serving.matrix import Record
-from tests.soak.catalogue import Entry
+from tests.soak.catalogue import HOSTILE, RESPONSES, SAID, SEEDED, Entry
 from tests.support.chats import seen
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ WHOLE, STREAMED, ABORTED, VANISHED = "whole", "streamed", "aborted", "vanished"
 FATES = {WHOLE: 0.4, STREAMED: 0.4, ABORTED: 0.1, VANISHED: 0.1}
 BURST = 60  # requests
 AT_ONCE = (1, 4, 8, 16, 32)  # up to four times as many as the server runs
+SPEED_ROUNDS = 12
+SPEED_REQUESTS, SPEED_AT_ONCE = 24, 8
 SAMPLE_SECONDS = 1.0
 PATIENCE = 600.0  # seconds after which a request hangs
 
@@ -39,7 +41,7 @@ class Outcome:
 
     Attributes:
         entry: its number in the catalogue.
-        answer: as ``played`` returns it; of an interrupted stream, what arrived.
+        answer: as ``answer_of`` returns it; of an interrupted stream, what arrived.
         complete: whether the server ended the answer.
         error: what the client did not expect.
         began, ended: seconds since the epoch.
@@ -62,6 +64,10 @@ async def ask(
     http: httpx.AsyncClient, entry: Entry, number: int, fate: str, random: Random, more: dict[str, Any]
 ) -> Outcome:
     """Send ``entry`` with ``more`` keys, and abort it or drop its connection if that is its fate."""
+    if entry.kind == HOSTILE:  # any answer will do
+        text = json.dumps({**entry.body, **more})
+        await http.post(entry.route, content=text, headers={"Content-Type": "application/json"})
+        return Outcome(number, WHOLE, None, False)
     if entry.route != "/generate" or entry.turns or fate == WHOLE:
         return Outcome(number, WHOLE, await played(http, entry, more), True)
     rid = f"soak-{random.getrandbits(64):x}"
@@ -80,19 +86,27 @@ async def ask(
 
 
 async def played(http: httpx.AsyncClient, entry: Entry, more: dict[str, Any]) -> Any:
-    """Return an entry's answer: token ids, or what a chat's client sees. Return all answers of a session."""
-    body = {**entry.body, **more}
+    """Return the answer of an entry, in JSON; of one with turns all answers, each turn with the conversation so far."""
     if not entry.turns:
-        response = await _post(http, entry.route, body)
-        return response.json()["output_ids"] if entry.route == "/generate" else json.loads(json.dumps(seen(response)))
-    opened = await _post(http, "/open_session", {"capacity_of_str_len": 100000})
-    session, answers = {"id": opened.json()}, []
-    for turn in (*entry.turns, []):
-        answer = (await _post(http, entry.route, {**body, "session_params": session})).json()
-        answers.append(answer["output_ids"])
-        session["rid"] = answer["meta_info"]["id"]
-        body["input_ids"] = turn
-    await _post(http, "/close_session", {"session_id": session["id"]})
+        return answer_of(entry, await _post(http, entry.route, {**entry.body, **more}))
+    body, answers = {**entry.body, **more}, []
+    in_session = "session_params" in body
+    if in_session:
+        opened = await _post(http, "/open_session", {"capacity_of_str_len": 100000})
+        body["session_params"] = {"id": opened.json()}
+    for turn in (*entry.turns, None):
+        answer = (await _post(http, entry.route, body)).json()
+        said = answer["output_ids"] if in_session else SAID[entry.route](answer)
+        answers.append(said)
+        if in_session:
+            body["session_params"]["rid"] = answer["meta_info"]["id"]
+            body["input_ids"] = turn
+        else:
+            log = "input" if entry.route == RESPONSES else "messages"
+            text = "".join(said) if entry.route == RESPONSES else said
+            body[log] = [*body[log], {"role": "assistant", "content": text}, {"role": "user", "content": turn}]
+    if in_session:
+        await _post(http, "/close_session", {"session_id": body["session_params"]["id"]})
     return answers
 
 
@@ -103,6 +117,12 @@ async def _post(http: httpx.AsyncClient, route: str, body: dict[str, Any]) -> ht
     if route == "/generate" and response.json()["meta_info"]["finish_reason"]["type"] == "abort":
         raise Refused(f"aborted: {response.json()['meta_info']['finish_reason']}")
     return response
+
+
+def answer_of(entry: Entry, response: httpx.Response) -> Any:
+    """Token ids; of a chat what its client sees."""
+    answer = response.json()["output_ids"] if entry.route == "/generate" else seen(response)
+    return json.loads(json.dumps(answer))
 
 
 async def _stream(http: httpx.AsyncClient, entry: Entry, number: int, fate: str, more: dict[str, Any]) -> Outcome:
@@ -153,16 +173,26 @@ class Happened:
 
 @dataclass
 class Load:
-    """Results of the whole load, which took ``seconds``."""
+    """Results of the whole load.
+
+    Attributes:
+        speeds: tokens per second of the same requests, spread evenly over the run.
+        among: those among as many hostile ones.
+        seconds: of the whole load.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     events: list[Happened] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    among: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def add(self, part: dict[str, Any]) -> None:
         for name, kind in (("outcomes", Outcome), ("samples", Sample), ("events", Happened)):
             getattr(self, name).extend(kind(**each) for each in part[name])
+        self.speeds += part["speeds"]
+        self.among += part["among"]
         self.seconds += part["seconds"]
 
 
@@ -183,11 +213,14 @@ async def drive(served: Served, row: Row, entries: Sequence[Entry], requests: in
             if name not in finished:
                 part, random, begun = Load(), Random(f"{row.name} {burst}"), time.time()
                 watch = asyncio.create_task(_watch(served, http, part, started))
+                if row.long and burst * SPEED_ROUNDS // len(sizes) != (burst - 1) * SPEED_ROUNDS // len(sizes):
+                    await served.flush(http)
+                    part.speeds.append(await speed(http, entries))
                 done = asyncio.create_task(_burst(http, row, entries, size, random, part))
                 if burst % 2 and events:
                     event = events[burst // 2 % len(events)]
                     came = time.time()
-                    await event(served, http, done)
+                    await event(served, http, done, entries, part)
                     part.events.append(Happened(event.__name__, came, time.time(), served.version))
                 await done
                 watch.cancel()
@@ -217,6 +250,27 @@ async def _burst(
 
     fates = random.choices(list(row.fates), list(row.fates.values()), k=size)
     await asyncio.gather(*(one(random.randrange(len(entries)), fate, Random(random.random())) for fate in fates))
+
+
+async def speed(http: httpx.AsyncClient, entries: Sequence[Entry], among: Sequence[Entry] = ()) -> float:
+    """Return tokens per second of the catalogue's first greedy prompts at one length, among as many others."""
+    plain = [each for each in entries if "input_ids" in each.body and each.kind not in (SEEDED, HOSTILE)]
+    slots = asyncio.Semaphore(SPEED_AT_ONCE * (1 + bool(among)))
+    params = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
+
+    async def one(entry: Entry) -> int:
+        async with slots:
+            if entry.kind == HOSTILE:
+                await ask(http, entry, 0, WHOLE, Random(0), {})
+                return 0
+            body = {"input_ids": entry.body["input_ids"], "sampling_params": params}
+            return len((await http.post("/generate", json=body)).json()["output_ids"])
+
+    pairs = zip(plain[:SPEED_REQUESTS], among or plain, strict=False)
+    asked = [each for pair in pairs for each in pair[: 1 + bool(among)]]
+    start = time.monotonic()
+    tokens = sum(await asyncio.gather(*map(one, asked)))
+    return tokens / (time.monotonic() - start)
 
 
 async def _watch(served: Served, http: httpx.AsyncClient, load: Load, started: float) -> None:

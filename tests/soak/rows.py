@@ -14,16 +14,22 @@ import httpx
 import torch
 from safetensors.torch import load_file
 
-from sglang_dflash_lab.pairs import target_path
+from sglang_dflash_lab.pairs import NAMES, target_path
+from tests.families.pairs import TARGETS, build
+from tests.serving.matrix import EXACT
 from tests.serving.test_dp_attention import ranks
+from tests.serving.test_images import drafter_for_images, write_target
 from tests.soak import events
-from tests.soak.catalogue import EVERYTHING, PLAIN
+from tests.soak.catalogue import EVERYTHING, HOSTILE, PLAIN, SEEDED
 from tests.soak.events import Event
 from tests.soak.load import ABORTED, AT_ONCE, FATES
 from tests.support.checkpoints import copy_of
 from tests.support.servers import (
     BASE,
     FEATURES,
+    RANDOM_WIDTHS,
+    RETRACTED,
+    TRACKED,
     Server,
     disaggregated,
     draft_arguments,
@@ -62,11 +68,13 @@ class Row:
 
     Attributes:
         kinds: of the catalogue.
+        pair: a shipped one, a family of ``tests/families/pairs.py``, or a target of ``tests/serving/test_images.py``.
         servers: several, for a folder; default: one.
         events: they happen in turn, each during a burst.
         more: keys of a request, drawn for each.
         versions: of the target's weights.
-        long: whether memory must be level, requests retracted and tails evicted.
+        long: whether memory and speed are judged.
+        short: what must have happened: words of the servers' logs, or ``TAILS``.
     """
 
     name: str
@@ -86,18 +94,25 @@ class Row:
     plugin: tuple[str, ...] = ()
     versions: int = 1
     long: bool = False
+    short: Sequence[str] = ()
 
-    @property
-    def target(self) -> tuple[str, ...]:
-        return target_arguments(self.pair, self.base)
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return (*self.target, *draft_arguments(self.pair, self.drafter, self.block), *self.flags)
+    def arguments(self, out: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return those of the target and of the drafter, which are built if they are not shipped."""
+        if self.pair in NAMES:
+            return target_arguments(self.pair, self.base), draft_arguments(self.pair, self.drafter, self.block)
+        built = out / "model"
+        if not (built / "drafter").exists():
+            if self.pair in TARGETS:
+                build(self.pair, built)
+            else:
+                write_target(self.pair, built / "target")
+                drafter_for_images(built / "drafter")
+        target = ("--model-path", str(built / "target"), *self.base)
+        return target, draft_arguments("", built / "drafter", self.block)
 
     def weights(self, out: Path) -> list[Path]:
         """Return the target's folder, and those of copies with other weights."""
-        first = target_path(self.pair)
+        first = target_path(self.pair) if self.pair in NAMES else out / "model" / "target"
         others = [out / f"version-{number}" for number in range(1, self.versions)]
         for seed, folder in enumerate(others):
             if not folder.exists():
@@ -117,7 +132,8 @@ class Row:
 
 @contextlib.contextmanager
 def alone(row: Row, out: Path) -> Iterator[Served]:
-    with running(out, *row.command, **row.variables(out)) as server:
+    target, draft = row.arguments(out)
+    with running(out, *target, *draft, *row.flags, **row.variables(out)) as server:
         yield Served(server.url, [server], row.weights(out))
 
 
@@ -131,17 +147,19 @@ def split(row: Row, out: Path) -> Iterator[Served]:
 @contextlib.contextmanager
 def replicas(row: Row, out: Path) -> Iterator[Served]:
     """One server with two replicas, one with one, and SGLang's router."""
+    target, draft = row.arguments(out)
     with contextlib.ExitStack() as stack:
-        variables = row.variables(out)
-        both = [stack.enter_context(running(out, *row.command, "--dp-size", n, **variables)) for n in ("2", "1")]
+        command, variables = (*target, *draft, *row.flags), row.variables(out)
+        both = [stack.enter_context(running(out, *command, "--dp-size", n, **variables)) for n in ("2", "1")]
         front = stack.enter_context(router(out, "--worker-urls", *(server.url for server in both)))
         yield Served(front.url, both, row.weights(out))
 
 
+EAGER = ("--schedule-conservativeness", "0.05")
 # K/V for one of the longest requests and a few short ones; eight may run, and more are begun than can end.
 SCARCE = (
     *("--max-total-tokens", "2304", "--max-running-requests", "8", "--chunked-prefill-size", "512"),
-    *("--schedule-conservativeness", "0.05"),
+    *EAGER,
 )
 ADAPTIVE = ("--speculative-adaptive", "--mamba-radix-cache-strategy", "extra_buffer", "--enable-metrics")
 WINDOW = ("--speculative-draft-window-size", "512")
@@ -153,6 +171,8 @@ PRIORITIES = (
 IMPATIENT = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "60" for each in ("BOOTSTRAP", "WAITING")}
 IMPATIENT |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "2"}
 ROUTED = {fate: share for fate, share in FATES.items() if fate != ABORTED}  # the router aborts nothing
+FAMILY = (*BASE, "--chunked-prefill-size", "128")
+RETRACTION, TAILS = "retracted_reqs: [1-9]", "evicted tails"
 
 MAIN = Row(
     *("main", 10000, EVERYTHING, (*SCARCE, *ADAPTIVE, *WINDOW, *PRIORITIES, "--tokenizer-worker-num", "2")),
@@ -161,6 +181,11 @@ MAIN = Row(
     more=lambda random: {"priority": random.choice((0, 0, 0, 1, 5))},
     plugin=("history", "tails"),
     long=True,
+    short=(RETRACTION, TAILS),
+)
+EXACTLY = Row(
+    *("exact", 1000, (*PLAIN, SEEDED), ("--disable-radix-cache", *ADAPTIVE), EXACT),
+    block=32,
 )
 PAIRS = [
     Row(
@@ -192,4 +217,27 @@ TRAINER = Row(
     ),
     versions=2,
 )
-ROWS = [MAIN, *PAIRS, REPLICAS, RANKS, TRAINER]
+FAMILIES = [
+    Row(
+        *(f"families, {pair}", 500, ("random", "shared"), flags, FAMILY, pair),
+        environment=RETRACTED if pair != "gpt_oss" else {},
+        plugin=("oracle",),
+        events=(events.flushed,),
+        short=(RETRACTION,),
+    )
+    for pair, flags in (
+        ("gpt_oss", ("--max-total-tokens", "8192", "--swa-full-tokens-ratio", "0.05", *EAGER)),
+        ("deepseek_v3", RANDOM_WIDTHS),
+    )
+]
+IMAGES = Row(
+    *("images", 300, ("image",), (*TRACKED, "--chunked-prefill-size", "64"), ("--dtype", "float32")),
+    pair="qwen3_5",
+    block=8,
+    events=(events.flushed,),
+)
+HOSTILES = Row(
+    *("hostile", 1000, (*PLAIN, HOSTILE, HOSTILE), ADAPTIVE),
+    events=(events.measured,),
+)
+ROWS = [MAIN, EXACTLY, *PAIRS, REPLICAS, RANKS, TRAINER, *FAMILIES, IMAGES, HOSTILES]

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from sglang_dflash_lab.bench.provenance import collect, describe_hardware
 from sglang_dflash_lab.tables import Table
-from tests.soak.catalogue import Entry
+from tests.soak.catalogue import HOSTILE, Entry
 from tests.soak.events import DISTURBING
 from tests.soak.load import Happened, Load, Outcome
 from tests.soak.rows import Row
 
 SETTLED = 0.25  # share of the run after which memory should be level
 MOST_GROWTH = 0.01  # of the memory, from the first third of the rest to the last
+MOST_SLOWER = 0.10
 PRESSURE = 0.6
 GRACE = 1.0  # seconds between an event's end and a client that notices it
 
@@ -29,11 +30,10 @@ class Promise(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Of the servers at rest: lost slots by name; of a long row how often requests were retracted, tails evicted."""
+    """Of the servers at rest: lost slots by name, and what the row wanted to happen, how often."""
 
     lost: Counter[str]
-    retracted: int = 0
-    evicted: int = 0
+    happened: dict[str, int]
 
 
 def promises(row: Row, load: Load, entries: Sequence[Entry], wrong: Sequence[Outcome], rest: Rest) -> Iterator[Promise]:
@@ -55,20 +55,28 @@ def promises(row: Row, load: Load, entries: Sequence[Entry], wrong: Sequence[Out
     missing = [each.__name__ for each in row.events if each.__name__ not in happened]
     shown = ", ".join(f"{name} {times}" for name, times in happened.items()) or "none"
     yield Promise("every event happened", not missing, shown)
+    for what, times in rest.happened.items():
+        yield Promise(f"there was {what}", times > 0, str(times))
+    if load.among:
+        alone, among = median(load.speeds), median(load.among)
+        held = among > (1 - MOST_SLOWER) * alone / 2
+        speeds = f"{alone:.0f} tok/s alone, {among:.0f} among as many hostile ones"
+        yield Promise("good requests keep half of the speed", held, speeds)
     if row.long:
-        yield from _long(load, rest)
+        yield from _long(load)
 
 
-def _long(load: Load, rest: Rest) -> Iterator[Promise]:
+def _long(load: Load) -> Iterator[Promise]:
     samples = [each for each in load.samples if each.start == load.samples[-1].start]
     settled = [sample.rss for sample in samples[int(SETTLED * len(samples)) :]]
     third = len(settled) // 3 + 1
     early, late = median(settled[:third]), median(settled[-third:])
     yield Promise("memory is level", late < (1 + MOST_GROWTH) * early, f"{early:.0f} MiB, then {late:.0f}")
+    first, last = median(load.speeds[:4]), median(load.speeds[-4:])
+    speeds = f"{first:.0f} tok/s at first, {last:.0f} at last; range {min(load.speeds):.0f} to {max(load.speeds):.0f}"
+    yield Promise("it ends as fast as it began", last > (1 - MOST_SLOWER) * first, speeds)
     pressed = sum(sample.kv_usage > PRESSURE for sample in load.samples) / len(load.samples)
     yield Promise("K/V was short", pressed > 0, f"above {PRESSURE:.0%} in {pressed:.0%} of samples")
-    yield Promise("requests were retracted", rest.retracted > 0, str(rest.retracted))
-    yield Promise("tails were evicted", rest.evicted > 0, str(rest.evicted))
 
 
 def during(load: Load, began: float, ended: float) -> bool:
@@ -83,12 +91,12 @@ def versions_of(outcome: Outcome, events: Sequence[Happened]) -> list[int]:
     return list(dict.fromkeys([*(before or [0])[-1:], *meanwhile]))
 
 
-def wrong_answers(load: Load, known: Known) -> list[Outcome]:
+def wrong_answers(load: Load, entries: Sequence[Entry], known: Known) -> list[Outcome]:
     def right(outcome: Outcome) -> bool:
         served = versions_of(outcome, load.events)
         return any(is_right(outcome, known[version][outcome.entry]) for version in served)
 
-    return [each for each in load.outcomes if not right(each)]
+    return [each for each in load.outcomes if entries[each.entry].kind != HOSTILE and not right(each)]
 
 
 def is_right(outcome: Outcome, expected: Any) -> bool:
