@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,6 +166,7 @@ def finished(*, exact: bool = False) -> Record:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     record = finished(exact=IN_EXACT_MODE)
     results = record.results()
     cells = [cell for cell in MATRIX if not (IN_EXACT_MODE and cell.inexact())]
