@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sglang_dflash.check.cli import app
 from sglang_dflash.launch.old_flags import modernise_argv
-from tests.support.cards import NAMES, card
+from tests.support.cards import FOLDER, NAMES, card
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "launch/serve.sh"
@@ -66,6 +69,20 @@ def test_a_pair_has_its_cards_flags_on_the_cards_gpu_and_no_backend_elsewhere(na
     assert flags(words[2:]) == {"--gpu": "b200", **expected}
     elsewhere = flags(checked(stub, name, "h100"))
     assert not {flag for flag in elsewhere if "backend" in flag or "mem-fraction" in flag}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200", "rtx-pro-6000", "rtx5090"])
+def test_check_accepts_each_cards_flags_or_says_that_the_pair_does_not_fit(
+    name: str, gpu: str, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = checked(stub, name, gpu)
+    (stub / "Qwen").mkdir()
+    (stub / words[0]).symlink_to(FOLDER / name / "target")
+    monkeypatch.chdir(stub)
+    result = CliRunner().invoke(app, ["check", words[0], str(FOLDER / name / "drafter"), *words[2:]])
+    fits = result.exit_code in (0, 1) and re.search(r"^Start: .*--model-path", result.output, re.MULTILINE)
+    assert fits or "DOES NOT FIT" in result.output.splitlines()[0], result.output
 
 
 def test_a_start_prints_the_verdict_and_becomes_the_server_with_the_users_flags_last(stub: Path) -> None:

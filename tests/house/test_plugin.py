@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
@@ -12,6 +13,9 @@ import pytest
 
 from sglang_dflash import enter, plugin
 from sglang_dflash.errors import DFlashError
+from sglang_dflash.upstream import hooks
+from sglang_dflash_cpu import arguments
+from tests.house.contract import SYMBOLS
 from tests.support.broken_pairs import Broken, write_pair
 from tests.support.preloaded import run
 
@@ -108,6 +112,21 @@ def test_arguments_bring_the_hooks_of_a_process_with_them(role: str, hooked: str
     early = {target.removeprefix("sglang.srt.") for target, *_ in enter.HOOKS.functions()}
     added = {*done.stdout.splitlines()[-1].split()[1:]} - early
     assert hooked in added if hooked else not added
+
+
+def test_every_early_target_is_in_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.arg_groups import resolution_hooks
+
+    from sglang_dflash.upstream.names import HookRegistry
+
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(resolution_hooks, "_HOOKS", {})
+    monkeypatch.setattr(hooks, "_tables", [])
+    plugin._register_hooks()
+    arguments.install()
+    assert set(HookRegistry._hooks) <= set(SYMBOLS)
+    assert len(resolution_hooks._HOOKS) == 5
+    assert set(resolution_hooks._HOOKS) <= {path.rpartition(".")[2] for path in SYMBOLS}
 
 
 WITHOUT_A_SCHEDULER = """

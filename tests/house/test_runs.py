@@ -1,4 +1,4 @@
-"""An interrupted run of tests leaves no process."""
+"""Runs of tests: the short ones exist, a shared server that ends is named, an interrupted run leaves no process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,28 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import SHORT
+
 ROOT = Path(__file__).parents[2]
+HTTP = """
+import os, signal, sys, pytest
+from sglang_dflash_lab.bench.server import free_port
+from tests.support.servers import started
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    with started(tmp_path_factory.mktemp("shared"), port, command, "/") as server:
+        yield server
+
+def test_one(server):
+    os.kill(server.process.pid, signal.SIGTERM)
+    server.process.wait()
+
+def test_another(server):
+    server.get("/")
+"""
 SGLANG = """
 import time
 from tests.support.servers import dflash_server
@@ -20,6 +41,29 @@ def test_a_server(tmp_path):
     with dflash_server("tiny-dense", tmp_path):
         time.sleep(600)
 """
+
+
+def run(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
+    """Start pytest on a file with this text, as `make` does."""
+    (folder / "test_it.py").write_text(text)
+    given = ("-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-p", "tests.conftest", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *given, *options, str(folder / "test_it.py")]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_test_exists(name: str) -> None:
+    """A new name, or a renamed file, would leave a mechanism out of `make test`."""
+    file, _, test = name.partition("::")
+    assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.engine
+def test_a_shared_server_that_ended_is_named_with_its_log(tmp_path: Path) -> None:
+    output, _ = run(tmp_path, HTTP, "-n", "0").communicate(timeout=120)
+    assert "1 failed, 1 passed" in output
+    _, _, failure = output.partition("test_another")
+    assert "the server's exit code: -15; its log:" in failure and '"GET / HTTP/1.1" 200' in failure
 
 
 def words(process: psutil.Process) -> str:
@@ -33,10 +77,7 @@ def words(process: psutil.Process) -> str:
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, workers: int) -> None:
     """As Ctrl-C does, SIGINT reaches pytest and its workers while a server starts."""
-    (tmp_path / "test_it.py").write_text(SGLANG)
-    given = ("-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-p", "tests.conftest", "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", *given, "-n", str(workers), "--dist", "loadgroup"]
-    started = subprocess.Popen([*command, str(tmp_path / "test_it.py")], cwd=ROOT, stdout=subprocess.DEVNULL)
+    started = run(tmp_path, SGLANG, "-n", str(workers), "--dist", "loadgroup")
     pytest_itself, deadline = psutil.Process(started.pid), time.monotonic() + 120
     while not any("scheduler" in words(each) for each in pytest_itself.children(recursive=True)):
         assert time.monotonic() < deadline and started.poll() is None

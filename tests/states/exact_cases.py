@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from torch import Tensor
 
 from sglang_dflash.features.exact import stepped
+from sglang_dflash.features.exact.rows import as_rows
 from sglang_dflash.states import verify
 from tests.support.gdn_replay import Blocks, decode_with_triton
 
@@ -111,3 +114,44 @@ def test_replayed(
 def commit(pool: Tensor, blocks: Blocks, gates: list[tuple[Tensor, Tensor]], counts: Tensor, tracked: Tensor) -> None:
     targets = [(blocks.slots, counts.int()), (blocks.track_slots, tracked.int())]
     stepped.step_commit(pool, blocks.records, gates, blocks.rows, blocks.slots, targets, blocks.width)
+
+
+@pytest.mark.skipif(not KERNELS_RUN, reason="an attention kernel of Triton's")
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (6, 1, 256)], ids=["tiny", "27B, a quarter"])
+@pytest.mark.parametrize("tile", [32, 256])
+def test_rows_of_a_block_attend_as_single_rows_of_a_decode(heads: int, kv_heads: int, dim: int, tile: int) -> None:
+    """SGLang's decode kernel over all rows at once, and over one; contexts across the splits of deterministic mode."""
+    width, contexts = 4, [tile - 2, 5, 2 * tile]
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16().to(DEVICE)
+
+    reach = max(contexts) + width
+    table = 1 + torch.randperm(len(contexts) * reach, generator=generator).view(len(contexts), reach).to(DEVICE)
+    k, v = (normal(len(contexts) * reach + 1, kv_heads, dim) for _ in "kv")
+    q = normal(len(contexts) * width, heads, dim)
+    batch = SimpleNamespace(
+        req_pool_indices=torch.arange(len(contexts)), seq_lens=torch.tensor(contexts), seq_lens_sum=None,
+        forward_mode=None, spec_info=None,
+    )  # fmt: skip
+    rows = as_rows(batch, width)
+    assert rows.batch_size == len(q) and rows.forward_mode.is_decode()
+    assert rows.seq_lens.tolist() == [context + 1 + i for context in contexts for i in range(width)]
+    assert rows.req_pool_indices.tolist() == [request for request in range(len(contexts)) for _ in range(width)]
+
+    def attend(of: slice) -> Tensor:
+        lens = rows.seq_lens[of]
+        slots = [table[int(r), : int(n)] for r, n in zip(rows.req_pool_indices[of], lens, strict=True)]
+        most = -(-reach // tile)
+        out, lse = torch.empty_like(q[of]), torch.empty(len(lens), heads, most, device=DEVICE)
+        decode_attention_fwd(
+            q[of], k, v, out, torch.cat([lens.new_zeros(1), lens.cumsum(0)]).int().to(DEVICE), torch.cat(slots),
+            torch.empty(len(lens), heads, most, dim, device=DEVICE), lse, (-(-lens // tile)).int().to(DEVICE), most,
+            dim**-0.5, 1.0, 1.0, enable_lean=False,
+        )  # fmt: skip
+        return out
+
+    single = torch.cat([attend(slice(row, row + 1)) for row in range(len(q))])
+    assert torch.equal(attend(slice(0, len(q))), single)
+    assert single.isfinite().all()
