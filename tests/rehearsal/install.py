@@ -53,6 +53,7 @@ def install() -> None:
     """Called while SGLang loads its plugins."""
     interpreter.install()
     stubs.install()
+    arguments._KV_DTYPES += ("fp8_e4m3",)  # the torch platform has no kernel for it
     replacements.TABLE = tuple(map(_in_place, filter(_is_kept, replacements.TABLE)))
     replacements.install()
     for patch in PATCHES:
