@@ -27,7 +27,7 @@ def call(python: str, folder: Path, *options: str, **environment: str) -> list[r
     found = rows.read(folder / "out")
     failed = [row for row in found if "error" in row]
     assert ended.returncode == 0 and not failed, (failed, ended.stderr[-3000:])
-    assert found[-1]["what"] == "call" and found[-1]["cut_off"] == []
+    assert found[-1]["what"] == "end" and found[-1]["cut_off"] == []
     assert (folder / "out/page.md").read_text() == rows.page(found)
     with tarfile.open(folder / "out.tar.xz") as packed:
         assert {"out/page.md", f"out/{rows.FILE}"} <= {*packed.getnames()}

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from sglang_dflash.launch.settings import DETERMINISTIC_FLAG
 from tests.serving.matrix import Record
 from tests.soak.catalogue import HOSTILE, SEEDED, Entry, catalogue
 from tests.soak.load import PATIENCE, Load, Outcome, drive, played
@@ -77,7 +76,7 @@ async def answers_of_reference(row: Row, entries: Sequence[Entry], out: Path) ->
     async with AsyncExitStack() as stack:
         served = stack.enter_context(plain(row, out))
         ours = served.url
-        if SEEDED in row.kinds and DETERMINISTIC_FLAG not in row.base:
+        if SEEDED in row.kinds:
             ours = stack.enter_context(dflash_server(row.pair, out, *seeded, base=FEATURES, block=2)).url
         theirs, one = (httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) for url in (served.url, ours))
         for http in (theirs, one):

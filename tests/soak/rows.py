@@ -20,7 +20,7 @@ from tests.serving.matrix import EXACT
 from tests.serving.test_dp_attention import ranks
 from tests.serving.test_images import drafter_for_images, write_target
 from tests.soak import events
-from tests.soak.catalogue import EVERYTHING, HOSTILE, PLAIN, SEEDED
+from tests.soak.catalogue import EVERYTHING, HOSTILE, PLAIN
 from tests.soak.events import Event
 from tests.soak.load import ABORTED, AT_ONCE, FATES
 from tests.support.checkpoints import copy_of
@@ -183,8 +183,10 @@ MAIN = Row(
     long=True,
     short=(RETRACTION, TAILS),
 )
+# Greedy alone: SGLang's sampler may choose the other of two equal logits next to a sampled request
+# (docs/internals/exact.md#seeds).
 EXACTLY = Row(
-    *("exact", 1000, (*PLAIN, SEEDED), ("--disable-radix-cache", *ADAPTIVE), EXACT),
+    *("exact", 1000, PLAIN, ("--disable-radix-cache", *ADAPTIVE), EXACT),
     block=32,
 )
 PAIRS = [
