@@ -40,6 +40,13 @@ def of(found: list[rows.Row], what: str, *columns: str) -> set[Any]:
     return set(chosen)
 
 
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_a_timed_server_has_its_rows(tmp_path: Path) -> None:
+    found = call(sys.executable, tmp_path, "--only", "Qwen3.5-4B planned")
+    assert of(found, "steps", "arm", "batch") == of(found, "tokens", "arm", "batch") == {("planned", 1)}
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.sglang
