@@ -75,7 +75,6 @@ _SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", {**GDN, **MROPE}, _NO_DEEPSTACK),
     "qwen3_5_moe": ("Qwen3_5Moe", {**GDN, **MROPE, **EXPERTS}, _NO_DEEPSTACK),
     "qwen3_vl": ("Qwen3VL", {"rope_parameters": _ROPE}, _DEEPSTACK),
-    "qwen3_vl_moe": ("Qwen3VLMoe", {"rope_parameters": _ROPE, **EXPERTS}, _DEEPSTACK),
 }
 # Two logits of about 3 this close are equal but for the order of sums: random weights come within 5e-6.
 ROUNDING = 2e-5
@@ -270,7 +269,6 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3.5": ("qwen3_5", (), {}),
     "Qwen3-VL, deepstack": ("qwen3_vl", (), {}),
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),
-    "Qwen3-VL of experts": ("qwen3_vl_moe", (), {}),
     "Qwen3.5 of experts": ("qwen3_5_moe", (), {}),
     "draft window": ("qwen3_5", ("--speculative-draft-window-size", str(WINDOW)), {}),
     "widths at random, copies": ("qwen3_5", RANDOM_WIDTHS, {}),
