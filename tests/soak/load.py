@@ -227,7 +227,7 @@ async def drive(served: Served, row: Row, entries: Sequence[Entry], requests: in
                 part.seconds = time.time() - begun
                 record.add(name, asdict(part))
                 finished[name] = asdict(part)
-            elif finished[name]["events"]:
+            elif row.versions > 1 and finished[name]["events"]:
                 await served.become(http, finished[name]["events"][-1]["version"])
             load.add(finished[name])
     return load
