@@ -23,6 +23,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sglang_dflash_lab.pairs import target_path
@@ -68,6 +69,7 @@ _VISION: dict[str, Any] = {
 }
 _NO_DEEPSTACK: dict[str, Any] = {"deepstack_visual_indexes": []}  # as published; SGLang assumes three
 _DEEPSTACK: dict[str, Any] = {"deepstack_visual_indexes": [0, 1]}
+_THREE: dict[str, Any] = {"depth": 3, "deepstack_visual_indexes": [0, 1, 2]}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 # Name -> transformers' stem, the text model's keys, the vision tower's. Qwen3-VL's tower also feeds two layers of the
 # text model (deepstack).
@@ -75,6 +77,7 @@ _SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", {**GDN, **MROPE}, _NO_DEEPSTACK),
     "qwen3_5_moe": ("Qwen3_5Moe", {**GDN, **MROPE, **EXPERTS}, _NO_DEEPSTACK),
     "qwen3_vl": ("Qwen3VL", {"rope_parameters": _ROPE}, _DEEPSTACK),
+    "qwen3_vl_moe": ("Qwen3VLMoe", {"rope_parameters": _ROPE, **EXPERTS}, _THREE),
 }
 # Two logits of about 3 this close are equal but for the order of sums: random weights come within 5e-6.
 ROUNDING = 2e-5
@@ -89,6 +92,10 @@ def write_target(name: str, folder: Path) -> transformers.PreTrainedModel:
     )
     model = spread_weights(getattr(transformers, f"{stem}ForConditionalGeneration")(config))
     model.save_pretrained(folder)
+    if name == "qwen3_vl_moe":  # published experts are [E, in, out]
+        tensors = load_file(file := folder / "model.safetensors")
+        of_experts = {key: each.mT.contiguous() for key, each in tensors.items() if ".experts." in key}
+        save_file(tensors | of_experts, file, metadata={"format": "pt"})
     processor().save_pretrained(folder)
     return model
 
@@ -269,6 +276,7 @@ OTHERWISE: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "Qwen3.5": ("qwen3_5", (), {}),
     "Qwen3-VL, deepstack": ("qwen3_vl", (), {}),
     "Qwen3-VL, pages of 16": ("qwen3_vl", ("--page-size", "16"), {}),
+    "Qwen3-VL of experts": ("qwen3_vl_moe", (), {}),
     "Qwen3.5 of experts": ("qwen3_5_moe", (), {}),
     "draft window": ("qwen3_5", ("--speculative-draft-window-size", str(WINDOW)), {}),
     "widths at random, copies": ("qwen3_5", RANDOM_WIDTHS, {}),
