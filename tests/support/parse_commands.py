@@ -6,6 +6,7 @@ Importing SGLang takes long, so one fresh process takes all of them, as JSON.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -38,10 +39,14 @@ def outcomes(commands: Sequence[Sequence[str]], *, resolve: bool) -> list[dict[s
 def outcome(argv: list[str], *, resolve: bool) -> dict[str, Any]:
     from sglang.srt.server_args import prepare_server_args
 
+    stderr = io.StringIO()
     try:
-        parsed = prepare_server_args(argv)
-        if resolve:
-            parsed.resolve_once()
+        with contextlib.redirect_stderr(stderr):
+            parsed = prepare_server_args(argv)
+            if resolve:
+                parsed.resolve_once()
+    except SystemExit:
+        return {"error": stderr.getvalue()}
     except (ValueError, RuntimeError, OSError, AssertionError) as error:
         return {"error": traceback.format_exception_only(error)[-1]}
     return {name: getattr(parsed, name) for name in FIELDS}
