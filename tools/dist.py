@@ -50,7 +50,7 @@ class Distribution:
 DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "docs", "patches")
 CORE = Distribution("sglang_dflash", ".", 600_000, ("launch/*.sh",), DOCUMENTS)
 CPU = Distribution("sglang_dflash_cpu", "cpu_platform", 100_000)
-LAB = Distribution("sglang_dflash_lab", "lab", 20_000_000)  # mostly the tiny pairs' weights, 16 MB
+LAB = Distribution("sglang_dflash_lab", "lab", 25_000_000)  # mostly the tiny pairs' weights, 21 MB
 DISTRIBUTIONS = (CORE, CPU, LAB)
 
 
