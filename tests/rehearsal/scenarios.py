@@ -15,7 +15,6 @@ from sglang_dflash.launch.settings import ONE_FORWARD_SWITCH as ONE_FORWARD
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import TARGETS, VOCAB, build
 from tests.rehearsal.install import PREFILL_GRAPHS
-from tests.rehearsal.report import FAILS
 from tests.support.preloaded import WIDTHS
 from tests.support.prompts import corpus
 from tests.support.quantised import write_quantised
@@ -470,11 +469,4 @@ BACKEND_SCENARIOS = (
 
 
 # While SGLang's graph runner serves the drafter by default.
-ONE_FORWARD_SCENARIOS = (
-    *(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact),
-    replace(
-        SCENARIOS[0],
-        name="one forward: its captures fail",
-        environment={**SCENARIOS[0].environment, ONE_FORWARD: "1", FAILS: "DraftGraphs"},
-    ),
-)
+ONE_FORWARD_SCENARIOS = tuple(one_forward(each) for each in SCENARIOS if each.drafter and not each.exact)
