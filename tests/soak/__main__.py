@@ -140,12 +140,13 @@ def lost_slots(served: Served) -> Counter[str]:
 
 
 def main(
-    rows: Annotated[list[str] | None, typer.Argument(help="Beginnings of rows' names; default: all.")] = None,
+    rows: Annotated[list[str] | None, typer.Argument(help="Names or beginnings of names; default: all.")] = None,
     share: Annotated[float, typer.Option(help="Share of each row's requests.")] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder of the reports and the servers' logs.")] = Path("results/soak"),
 ) -> None:
     """Exit code 1 if a promise was broken."""
-    asked = [row for row in ROWS if row.name.startswith(tuple(rows or [""]))]
+    names = tuple(rows or [""])
+    asked = [row for row in ROWS if row.name in names] or [row for row in ROWS if row.name.startswith(names)]
     assert asked, f"no row of {[row.name for row in ROWS]} begins with {rows}"
     held = True
     for row in asked:

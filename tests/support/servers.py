@@ -289,11 +289,11 @@ class Disaggregated:
 
 @contextlib.contextmanager
 def disaggregated(
-    pair: str, folder: Path, *arguments: str, drafter: str = "good", **environment: str
+    pair: str, folder: Path, *flags: str, base: tuple[str, ...] = BASE, drafter: str | None = "good", **environment: str
 ) -> Iterator[Disaggregated]:
-    """Serve the pair under DFLASH with prefill and decoding in two servers."""
+    """Serve the pair with prefill and decoding in two servers, under DFLASH if there is a drafter."""
     bootstrap = str(free_port())
-    command = (*target_arguments(pair), *draft_arguments(pair, drafter), *arguments)
+    command = (*target_arguments(pair, base), *(draft_arguments(pair, drafter) if drafter else ()), *flags)
     transfer = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", bootstrap)
     environment = {**_LOOPBACK, **_PATIENCE, **environment}
     with contextlib.ExitStack() as stack:
