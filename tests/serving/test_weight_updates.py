@@ -41,11 +41,14 @@ def session(server: Server, selector: str) -> Iterator[None]:
     assert server.post("/end_weight_update", {}).status_code == 200
 
 
-def update(server: Server, tensors: Tensors, selector: str, **options: object) -> httpx.Response:
+def serialized(tensors: Tensors) -> list[str]:
     torch.multiprocessing.set_sharing_strategy("file_system")  # tensors travel in shared memory, by name
-    serialized = MultiprocessingSerializer.serialize([*tensors.items()], output_str=True)
+    return [MultiprocessingSerializer.serialize([*tensors.items()], output_str=True)]
+
+
+def update(server: Server, tensors: Tensors, selector: str, **options: object) -> httpx.Response:
     with session(server, selector):
-        body = {"serialized_named_tensors": [serialized], "selector": selector, **options}
+        body = {"serialized_named_tensors": serialized(tensors), "selector": selector, **options}
         return server.post("/update_weights_from_tensor", body)
 
 

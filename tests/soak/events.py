@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from sglang_dflash_lab.pairs import drafter_path
+from tests.serving.test_weight_updates import serialized, tensors_of
 from tests.soak.catalogue import HOSTILE, Entry
 from tests.soak.load import Load, speed
 
@@ -84,7 +85,10 @@ async def slept(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
 
 async def other_drafter(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     for kind in ("good", "noisy"):
-        await _post(http, "/update_weights_from_disk", model_path=str(drafter_path("tiny-hybrid", kind)))
+        tensors = serialized(tensors_of(drafter_path("tiny-hybrid", kind)))
+        await _post(http, "/begin_weight_update", selector="draft")
+        await _post(http, "/update_weights_from_tensor", serialized_named_tensors=tensors, selector="draft")
+        await _post(http, "/end_weight_update")
 
 
 async def measured(
