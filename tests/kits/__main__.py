@@ -41,6 +41,8 @@ LEFT = {
     # no server; servers that the kit starts; a server that ends every request
     "unified_radix_cache", "SpecParityKit", "pd_parity_kit", "WaitingTimeoutMixin", "RunningTimeoutTwoWaveMixin",
 }  # fmt: skip
+# Fail under DFLASH alone: docs/internals/replay.md#streaming-sessions
+DOCUMENTED = {"StreamingSessionKitMixin.test_kv_cache_inheritance"}
 Results = dict[str, str | None]
 
 
@@ -96,14 +98,14 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the logs and the table.")] = Path("results/kits"),
     only: Annotated[str, typer.Option(help="Part of the names of the kits to run.")] = "",
 ) -> None:
-    """Exit code 1 if a test fails under DFLASH alone."""
+    """Exit code 1 if a test fails under DFLASH alone and no document says so."""
     chosen, table, ours_alone = [kit for kit in kits() if only in kit.__name__], [], []
     for row in rows or ROWS:
         plain, ours = (all_kits(row, chosen, out, plain=each) for each in (True, False))
         for test in ours:
             if ours[test] or plain[test]:
                 table.append((row, test, plain[test], ours[test]))
-                ours_alone += [f"{row}: {test}"] if ours[test] and not plain[test] else []
+                ours_alone += [f"{row}: {test}"] if ours[test] and not plain[test] and test not in DOCUMENTED else []
         typer.echo(f"{row}: {len(ours)} tests, {sum(not failure for failure in ours.values())} pass")
     text = tabulate(table, headers=("row", "test", "plain decoding", "DFLASH"), tablefmt="github", maxcolwidths=80)
     (out / "kits.md").write_text(text + "\n")
