@@ -170,6 +170,8 @@ PRIORITIES = (
 # A dead peer is given up soon, and so are its slots.
 IMPATIENT = {f"SGLANG_DISAGGREGATION_{each}_TIMEOUT": "60" for each in ("BOOTSTRAP", "WAITING")}
 IMPATIENT |= {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "2"}
+# By default SGLang holds them for 30 seconds, and /health waits for a free one for 20.
+IMPATIENT |= {"SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "5"}
 ROUTED = {fate: share for fate, share in FATES.items() if fate != ABORTED}  # the router aborts nothing
 FAMILY = (*BASE, "--chunked-prefill-size", "128")
 RETRACTION, TAILS = "retracted_reqs: [1-9]", "evicted tails"
