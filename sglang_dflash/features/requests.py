@@ -155,6 +155,14 @@ def end_streaming_turn(original: Callable[..., bool], sessions: Any, req: Req) -
     return kept
 
 
+def is_prefill_only(req: Req) -> bool:
+    """Whether no token is sampled; under speculation SGLang samples one if a request has ``max_new_tokens`` 0.
+
+    A grammar reads the token in place of a sample, 0, and would refuse it.
+    """
+    return req.sampling_params.max_new_tokens == 0 and req.grammar is None
+
+
 HOOKS = Hooks(
     before={"session.session_controller.Session._concat_token_arrays": forget_unseen_tokens},
     around={
@@ -164,6 +172,5 @@ HOOKS = Hooks(
         "session.streaming_session.StreamingSession.try_cache_finished_req": end_streaming_turn,
     },
     after={"constrained.base_grammar_backend.create_grammar_backend": refuse_without_rollback},
-    # under speculation SGLang samples a token if a request has max_new_tokens 0
-    values={"managers.schedule_batch.Req.is_prefill_only": property(lambda r: r.sampling_params.max_new_tokens == 0)},
+    values={"managers.schedule_batch.Req.is_prefill_only": property(is_prefill_only)},
 )

@@ -57,3 +57,12 @@ def test_a_seed_gives_the_same_text_beside_requests_of_other_kinds_that_come_and
 def test_samples_of_one_prompt_share_its_seed(dflash_hybrid: Server, alone: list[list[int]]) -> None:
     found = answers(dflash_hybrid, PROMPTS[:1], {**SEEDED[0], "n": 3})
     assert tokens(found) == [alone[0]] * 3
+
+
+def test_samples_under_a_grammar_come_together(dflash_hybrid: Server) -> None:
+    """SGLang caches a prompt first, by a request of 0 tokens: a grammar may not read what stands for its sample."""
+    params: Params = {"temperature": 0, "regex": "[a-z ]{4,20}", "max_new_tokens": NEW_TOKENS}
+    alone = tokens(answers(dflash_hybrid, PROMPTS, params))
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda prompt: tokens(answers(dflash_hybrid, [prompt], {**params, "n": 3})), 4 * PROMPTS)
+    assert list(found) == [[text] * 3 for text in 4 * alone]
