@@ -46,7 +46,7 @@ def send_fitting(self: Any, method: str, url: str, **options: Any) -> requests.R
     if isinstance(body, dict):
         named = {key: fit(body[key]) for key in ("input_ids", "token_ids_logprob") if key in body}
         options["json"] = {**body, **named}
-    return send(self, method, url, **{"timeout": 300, **options})
+    return send(self, method, url, **{"timeout": 60, **options})
 
 
 class Attached(SpecEagleServerBase):
