@@ -18,22 +18,22 @@ def policy(machine: Machine) -> AdaptiveWidth:
 def test_a_wrong_calibration_is_corrected():
     machine, random = Machine(3), Random(3)
     points = {cell: ms * random.lognormvariate(0.3, 0.2) for cell, ms in machine.points().items()}
-    run = drive(AdaptiveWidth(CostTable(points)), machine, lambda _: 0.8, 1200, lambda _: 8)
+    run = drive(AdaptiveWidth(CostTable(points)), machine, lambda _: 0.8, 1200, 8)
     assert run.rate(400) >= 0.96 * rate(machine, 0.8, 8, best_width(machine, 0.8, 8))
 
 
 def test_a_pause_has_a_reason_and_ends_when_drafts_are_accepted():
     machine = Machine(3)
     chosen = policy(machine)
-    drive(chosen, machine, lambda _: 0.05, PATIENCE // 2, lambda _: 8)
+    drive(chosen, machine, lambda _: 0.05, PATIENCE // 2, 8)
     assert chosen.paused is None, "a few plain steps are no pause"
-    drive(chosen, machine, lambda _: 0.05, 300, lambda _: 8)
+    drive(chosen, machine, lambda _: 0.05, 300, 8)
     pause = chosen.paused
     assert pause is not None and pause.width == 2 and pause.first_accepted < 0.2
     assert pause.cost == pytest.approx(machine.milliseconds(8, 2) / machine.milliseconds(8, 1), rel=0.1)
     assert pause.tokens < pause.cost
     assert str(pause).startswith("a block of 2 yields")
-    drive(chosen, machine, lambda _: 0.9, 100, lambda _: 8)
+    drive(chosen, machine, lambda _: 0.9, 100, 8)
     assert chosen.paused is None
 
 

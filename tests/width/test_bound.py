@@ -46,7 +46,7 @@ def test_a_change_costs_at_most_the_documented_steps_and_then_a_share(machine, b
     lost, most = [], []
     for seed in range(3):
         policy = AdaptiveWidth(CostTable(machine.points()))
-        run = drive(policy, machine, lambda step: before if step < CHANGE else after, END, lambda _: size, seed)
+        run = drive(policy, machine, lambda step: before if step < CHANGE else after, END, size, seed)
         best = rate(machine, after, size, best_width(machine, after, size))
         regret = [ms - tokens / best for tokens, ms in zip(run.tokens, run.milliseconds, strict=True)]
         width = max(run.widths[CHANGE - 10 : CHANGE], key=run.widths[CHANGE - 10 : CHANGE].count)

@@ -19,7 +19,7 @@ def policy(machine: Machine, widths: tuple[int, ...] = WIDTHS, block: int | None
 def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
     machine = Machine(3)
     chosen = policy(machine)
-    drive(chosen, machine, lambda _: 0.05, 300, lambda _: 1)
+    drive(chosen, machine, lambda _: 0.05, 300, 1)
     pause = chosen.paused
     assert pause is not None and min(chosen.width(1) for _ in range(2)) == 1  # one may be a probe
     assert chosen.width(1, ONE[4]) > 1
@@ -31,6 +31,6 @@ def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
 def test_widths_beyond_the_drafters_block_are_chosen_for_matches_that_pay(ratio, pays):
     machine = Machine(ratio)
     chosen = policy(machine, WIDE, 16)
-    run = drive(chosen, machine, lambda _: 0.98, 300, lambda _: 1, bucket=4)
+    run = drive(chosen, machine, lambda _: 0.98, 300, 1, bucket=4)
     assert (run.widths.count(32) > 200) is pays
     assert chosen.survival.max_width == 16 and chosen.by_bucket[4].max_width == 32
