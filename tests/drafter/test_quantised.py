@@ -152,12 +152,7 @@ _E4M3 = torch.float8_e4m3fn
 # change of a tensor, and what the errors of `check` (None: headers do not show it) and of the loader name
 BREAKS: list[tuple[str, Tensor | None, str | None, str]] = [
     (f"{_UP}.weight_scale_inv", None, "mlp.up_proj", f"missing: {_UP}.weight_scale_inv"),
-    (
-        f"{_UP}.weight_scale_inv",
-        torch.ones(6, 2),
-        None,
-        f"{destination(_UP)[0]}.weight_scale_inv (1) is [6, 2]",
-    ),
+    (f"{_UP}.weight_scale_inv", torch.ones(6, 2), None, f"{destination(_UP)[0]}.weight_scale_inv (1) is [6, 2]"),
     ("fc.weight_scale_2", torch.ones(1), None, "unexpected: fc.weight_scale_2"),
     ("layers.0.self_attn.k_scale", torch.ones(1), "layers.0.self_attn.k_scale", "layers.0.self_attn.k_scale"),
     ("norm.weight", None, "missing: norm.weight", "missing: norm.weight"),
@@ -250,10 +245,8 @@ def test_model_optimizers_file_declares_too(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     stored = config.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    written = {
-        "producer": {"name": "modelopt"},
-        "quantization": {"quant_algo": "FP8", "exclude_modules": stored["ignore"]},
-    }
+    quantization = {"quant_algo": "FP8", "exclude_modules": stored["ignore"]}
+    written = {"producer": {"name": "modelopt"}, "quantization": quantization}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(written))
     found = launch(tmp_path).drafter
     assert found.quantization == "modelopt" and "fc" not in found.plain_modules
