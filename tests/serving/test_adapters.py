@@ -49,10 +49,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 def answered(server: Server, concurrency: int) -> list[Answer]:
     flush(server)
-    prompts = [prompt for prompt in corpus(PAIR, 4) for _ in ADAPTERS]
-    return generate_all(
-        server, prompts, concurrency, NEW_TOKENS, each=lambda i: {"lora_path": ADAPTERS[i % len(ADAPTERS)]}
-    )
+    prompts, names = [prompt for prompt in corpus(PAIR, 4) for _ in ADAPTERS], 4 * ADAPTERS
+    return generate_all(server, prompts, concurrency, NEW_TOKENS, each=lambda i: {"lora_path": names[i]})
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])

@@ -63,8 +63,8 @@ class Group:
         address = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
         with ThreadPoolExecutor(1) as pool:
             joining = pool.submit(server.post, "/init_weights_update_group", {**address, "backend": "gloo"})
-            own = {"init_method": f"tcp://127.0.0.1:{port}", "world_size": 2, "rank": 0}
-            self.group = init_custom_process_group(backend="gloo", group_name="weight_update_group", **own)
+            where, name = f"tcp://127.0.0.1:{port}", "weight_update_group"
+            self.group = init_custom_process_group("gloo", where, world_size=2, rank=0, group_name=name)
             assert joining.result().status_code == 200
 
     def update(self, tensors: Tensors, selector: str) -> httpx.Response:
