@@ -8,11 +8,7 @@ import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import PATIENCE
-from tests.width.traffic import Machine, best_width, drive, rate
-
-
-def policy(machine: Machine) -> AdaptiveWidth:
-    return AdaptiveWidth(CostTable(machine.points()))
+from tests.width.traffic import Machine, adaptive, best_width, drive, rate
 
 
 def test_a_wrong_calibration_is_corrected():
@@ -24,7 +20,7 @@ def test_a_wrong_calibration_is_corrected():
 
 def test_a_pause_has_a_reason_and_ends_when_drafts_are_accepted():
     machine = Machine(3)
-    chosen = policy(machine)
+    chosen = adaptive(machine)
     drive(chosen, machine, lambda _: 0.05, PATIENCE // 2, 8)
     assert chosen.paused is None, "a few plain steps are no pause"
     drive(chosen, machine, lambda _: 0.05, 300, 8)
@@ -39,7 +35,7 @@ def test_a_pause_has_a_reason_and_ends_when_drafts_are_accepted():
 
 def test_an_update_of_weights_forgets_acceptance_and_keeps_costs():
     machine = Machine(3)
-    learned, fresh = policy(machine), policy(machine)
+    learned, fresh = adaptive(machine), adaptive(machine)
     for _ in range(300):
         width = learned.width(8)
         learned.observe(width, [1] * 8)

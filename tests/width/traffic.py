@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from sglang_dflash.width import WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -29,6 +29,11 @@ class Machine:
 
     def points(self, batch_sizes: Sequence[int] = (1, 8, 32), widths: Sequence[int] = WIDTHS) -> dict:
         return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
+
+
+def adaptive(machine: Machine, widths: Sequence[int] = WIDTHS, block: int | None = None) -> AdaptiveWidth:
+    """Return the adaptive policy that starts with the costs of a machine."""
+    return AdaptiveWidth(CostTable(machine.points(widths=widths)), block)
 
 
 def accept_len(chance: float, width: int, random: Random) -> int:
