@@ -12,6 +12,7 @@ from sglang_dflash_lab.bench.report import write_report
 
 SETTINGS = {"pair": "tiny-hybrid", "target": "t", "drafter": "d", "modes": [], "num_prompts": 2, "max_tokens": 8}
 PROVENANCE = {
+    "settings": {**SETTINGS, "temperature": 0.0},
     "command": "sglang-dflash bench",
     "time": "now",
     "commit": "abc",
@@ -19,22 +20,18 @@ PROVENANCE = {
     "hardware": {"cpu": "c", "cores": 2, "memory_gib": 1.0, "gpus": []},
     "environment": {},
 }
-
-
 TIMES = dict.fromkeys(("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"), 5.0)
 
 
-def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[str]], temperature: float = 0.0) -> None:
+PLAIN = {"worker": {}, "accept_length": None, "accept_lengths": [0, 0]}
+DRAFTED = {"worker": {"steps_by_width": {"16": 3, "8": 1}}, "accept_length": 4.0, "accept_lengths": [5, 0]}
+
+
+def write(folder: Path, speeds: dict[str, list[float]], texts: dict[str, list[str]]) -> None:
     """Write a results file: each mode's tokens/s by repeat, and its answers."""
-    settings = {**SETTINGS, "temperature": temperature}
-    results.append(folder, "provenance", {**PROVENANCE, "settings": settings})
+    results.append(folder, "provenance", PROVENANCE)
     for mode, values in speeds.items():
-        worker = {"steps_by_width": {"16": 3, "8": 1}} if mode != "ar" else {}
-        accepted = {
-            "accept_length": None if mode == "ar" else 4.0,
-            "accept_lengths": [0, 0] if mode == "ar" else [5, 0],
-        }
-        seen = {"generated_texts": texts[mode], "worker": worker, **accepted}
+        seen = {"generated_texts": texts[mode], **(PLAIN if mode == "ar" else DRAFTED)}
         for repeat, speed in enumerate(values):
             figures = {"output_throughput": speed, "duration": 1.0, "load_average": 0.5, **TIMES}
             results.append(folder, "run", {**vars(Cell(mode, "math", 1, repeat)), **figures, **seen})

@@ -21,12 +21,9 @@ _TABLE = (LAB / "README.md").read_text().partition("### Arms")[2].partition("###
 ARMS_OF_THE_TABLE = re.findall(r"`(\w+)(?::B)?`", " ".join(re.findall(r"^\| (`.*?) \|", _TABLE, re.MULTILINE)))
 
 
-def settings(out: Path, modes: str = "ar,dflash:16", **more: Any) -> Settings:
-    return Settings(PAIR, parse_arms(modes), ["math"], [1, 4], 2, 2, out, **more)
-
-
 def test_arms_alternate_within_a_cell_and_their_order_is_reversed_in_every_repeat(tmp_path: Path) -> None:
-    order = [(cell.mode, cell.concurrency, cell.repeat) for cell in plan(settings(tmp_path))]
+    settings = Settings(PAIR, parse_arms("ar,dflash:16"), ["math"], [1, 4], 2, 2, tmp_path)
+    order = [(cell.mode, cell.concurrency, cell.repeat) for cell in plan(settings)]
     first = [("ar", 1, 0), ("dflash:16", 1, 0), ("ar", 4, 0), ("dflash:16", 4, 0)]
     assert order == [*first, ("dflash:16", 1, 1), ("ar", 1, 1), ("dflash:16", 4, 1), ("ar", 4, 1)]
 

@@ -17,12 +17,9 @@ CARD = Reference("its card", True, {"math": 7.0})
 def probe(name: str, accept_length: float, cause: str = "", **fields: Any) -> Probe:
     width = fields.pop("width", None)
     answer = meta(100, 5, spec_cap_length=width) | {"completion_tokens": 100 * accept_length, "spec_verify_ct": 100}
-    return answered(Probe(name, cause, **fields), ("math", answer))
-
-
-def answered(probe: Probe, *answers: tuple[str, dict[str, Any]]) -> Probe:
-    probe.answers, probe.seconds = list(answers), 1.0
-    return probe
+    found = Probe(name, cause, **fields)
+    found.answers, found.seconds = [("math", answer)], 1.0
+    return found
 
 
 def report(

@@ -74,25 +74,19 @@ def test_a_mask_embedding_of_another_drafter_or_without_usable_numbers_is_refuse
         load_mask_embedding(file, CONFIG)
 
 
-class TestPlainView:
-    """The folder from which SGLang loads another trainer's drafter."""
-
-    @pytest.fixture(autouse=True)
-    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        return tmp_path / "cache"
-
-    def test_is_kept_until_the_drafter_changes(self, tmp_path: Path) -> None:
-        folder = write_model(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})
-        first = plain_view(ModelFiles(str(folder)))
-        assert first is not None and plain_view(ModelFiles(str(folder))) == first
-        assert [entry.name for entry in first.parent.iterdir()] == [first.name]
-        write_model(folder, {**config("automodel"), "block_size": 8})
-        assert plain_view(ModelFiles(str(folder))) != first
-
-    def test_that_cannot_be_written_is_an_error_with_its_remedy(self, tmp_path: Path, cache: Path) -> None:
-        cache.write_text("a file")
-        folder = write_model(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})
-        with pytest.raises(DFlashError, match="cannot be written") as error:
-            plain_view(ModelFiles(str(folder)))
-        assert "XDG_CACHE_HOME" in error.value.remedy
+def test_the_view_of_another_trainers_drafter_is_kept_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang loads the drafter from this folder. A cache that cannot be written is an error with its remedy."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "drafter", config("automodel"), {"a": torch.zeros(1)})
+    first = plain_view(ModelFiles(str(folder)))
+    assert first is not None and plain_view(ModelFiles(str(folder))) == first
+    assert [entry.name for entry in first.parent.iterdir()] == [first.name]
+    write_model(folder, {**config("automodel"), "block_size": 8})
+    assert plain_view(ModelFiles(str(folder))) != first
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DFlashError, match="cannot be written") as error:
+        plain_view(ModelFiles(str(folder)))
+    assert "XDG_CACHE_HOME" in error.value.remedy

@@ -58,13 +58,14 @@ def dflash2(parts: dict[str, Any], name: str = "DFlash2DraftModel") -> dict[str,
         (dflash2(SELECTOR | {"conv_kernel_size": 0, "conv_group_size": None}), SELECTOR),
         (dflash2(SELECTOR | CAPPED), SELECTOR | {"output_scale": 0.196, "logit_cap": 20.0}),
         *((dflash2(SELECTOR | {"final_logit_softcapping": off}), SELECTOR) for off in (0, None)),
-        (dflash2(NO_DFLASH2, "DFlashDraftModel"), {}),
+        (dflash2(NO_DFLASH2 | {"sample_from_anchor": True}, "DFlashDraftModel"), {}),
     ],
     ids=" ".join,
 )
 def test_a_configuration_is_read(changes: dict[str, Any], read: dict[str, Any]) -> None:
     config = DrafterConfig.from_dict(drafter(**changes))
     assert {name: getattr(config, name) for name in PLAIN} == PLAIN | read
+    assert kind_left_to_builtin(drafter(**changes)) is None
 
 
 @pytest.mark.parametrize("key", ["mask_token_id", "target_layer_ids", "block_size", "num_target_layers"])
@@ -74,8 +75,3 @@ def test_dflash_keys_may_stand_at_either_level_and_dflash_config_takes_precedenc
         written = drafter(**{key: MISSING}) | top
         written["dflash_config"] |= nested
         assert DrafterConfig.from_dict(written) == DrafterConfig.from_dict(drafter())
-
-
-def test_parts_that_are_switched_off_and_a_cap_are_not_of_another_kind() -> None:
-    assert kind_left_to_builtin(drafter(dflash_config={"conv_kernel_size": 0, "sample_from_anchor": True})) is None
-    assert kind_left_to_builtin(drafter(final_logit_softcapping=30.0)) is None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from sglang_dflash.launch.plan import context_window
 from sglang_dflash_lab.pairs import target_path
@@ -32,12 +33,11 @@ from tests.support.servers import recorded_blocks, running, target_arguments, wi
 pytestmark = pytest.mark.engine
 
 PAIR, NEW_TOKENS, WINDOW = "tiny-dense", 24, 20
-FACTOR, ORIGINAL = 4.0, 64
 
 
 DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 8}
 CAPPED = {"output_multiplier": 0.25, "final_logit_softcapping": 3.0}
-YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NARROW = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "block_size": 12}
 WIDE = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128, "target_layer_ids": (2,)}
 THREE = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 32}
@@ -76,16 +76,13 @@ def visible_where(
 
 
 def yarn_rotation(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """``pairs.drafter.rotate`` under YaRN (Peng et al. 2023, section 3.4; beta 32 and 1, rounded outwards)."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
-    low, high = (half * math.log(ORIGINAL / (turns * 2 * math.pi)) / math.log(theta) for turns in (32, 1))
-    first, last = max(math.floor(low), 0), min(math.ceil(high), x.shape[-1] - 1)
-    slowed = ((torch.arange(half) - first) / max(last - first, 0.001)).clamp(0, 1)
-    frequencies = frequencies * (1 - slowed) + frequencies / FACTOR * slowed
+    """``pairs.drafter.rotate`` under YaRN."""
+    parameters = {**YARN, "rope_theta": theta}
+    config = Qwen3Config(head_dim=x.shape[-1], max_position_embeddings=256, rope_parameters=parameters)
+    frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](config, None)
     angles = positions[:, None, :, None].float() * frequencies
-    cos, sin = (part(angles) * (0.1 * math.log(FACTOR) + 1) for part in (torch.cos, torch.sin))
-    a, b = x.float().split(half, dim=-1)
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 

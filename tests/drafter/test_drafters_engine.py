@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.support.configs import write_model
+from tests.support.files import load_config, load_drafter
 from tests.support.generation import Answer, counted, generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import (
@@ -30,14 +30,9 @@ PAIR, PROMPTS, NEW_TOKENS = "tiny-dense", 4, 48
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-def published() -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((drafter_path(PAIR) / "config.json").read_text())
-    return config
-
-
 def as_speculators(folder: Path, not_drafted: set[int]) -> None:
     """With copies of the target's vocabulary, which is reduced by the tokens that are not to be drafted."""
-    target, config = load_file(target_path(PAIR) / "model.safetensors"), published()
+    target, config = load_file(target_path(PAIR) / "model.safetensors"), load_config(drafter_path(PAIR))
     ids = torch.tensor([i for i in range(config["vocab_size"]) if i not in not_drafted])
     embedding = target["model.embed_tokens.weight"]
     tensors = {
@@ -75,7 +70,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
 def test_drafts_as_in_the_plain_form(plain: list[Answer], tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     answered = {token for answer in plain for token in answer.tokens}
-    unused = next(token for token in reversed(range(published()["vocab_size"])) if token not in answered)
+    unused = max({*range(load_config(drafter_path(PAIR))["vocab_size"])} - answered)
     as_speculators(folder, {unused})
     assert counted(answers_with(folder, tmp_path)) == counted(plain)
     assert all(answer.meta["spec_accept_length"] > 2 for answer in plain)
@@ -83,7 +78,7 @@ def test_drafts_as_in_the_plain_form(plain: list[Answer], tmp_path: Path) -> Non
 
 def test_an_override_of_the_target_leaves_the_drafter_its_own(plain: list[Answer], tmp_path: Path) -> None:
     """Their layers differ."""
-    stated = json.loads((target_path(PAIR) / "config.json").read_text())
+    stated = load_config(target_path(PAIR))
     same = {key: stated[key] for key in ("num_hidden_layers", "intermediate_size", "rms_norm_eps")}
     override = ("--json-model-override-args", json.dumps(same))
     command = (*target_arguments(PAIR), *draft_arguments(PAIR), *override)
@@ -91,7 +86,7 @@ def test_an_override_of_the_target_leaves_the_drafter_its_own(plain: list[Answer
         assert counted(generate_all(server, corpus(PAIR, PROMPTS), 1)) == counted(plain)
         pools = worker_info(server)["memory_bytes"]
     # Both models' K/V have the same slots: bytes differ by layers and heads.
-    configs = [json.loads((folder(PAIR) / "config.json").read_text()) for folder in (drafter_path, target_path)]
+    configs = [load_config(folder(PAIR)) for folder in (drafter_path, target_path)]
     numbers = ("num_hidden_layers", "num_key_value_heads", "head_dim")
     sizes = [math.prod(each[number] for number in numbers) for each in configs]
     assert pools["draft_kv"] * sizes[1] == pools["target_kv"] * sizes[0]
@@ -109,9 +104,9 @@ def test_a_token_outside_its_vocabulary_is_never_drafted(plain: list[Answer], tm
 def test_another_mask_embedding_changes_drafts_and_no_output(plain: list[Answer], tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
     shutil.copytree(drafter_path(PAIR), drafter)
-    noise = 100 * torch.randn(published()["hidden_size"], generator=torch.Generator().manual_seed(0))
-    token_id = published()["dflash_config"]["mask_token_id"]
-    torch.save({"embedding": noise, "mask_token_id": token_id}, drafter / "mask_embedding.pt")
+    published = load_drafter(drafter)
+    noise = 100 * torch.randn(published.hidden_size, generator=torch.Generator().manual_seed(0))
+    torch.save({"embedding": noise, "mask_token_id": published.mask_token_id}, drafter / "mask_embedding.pt")
     with running(tmp_path, *target_arguments(PAIR), *draft_arguments(PAIR, drafter)) as server:
         answers = generate_all(server, corpus(PAIR, PROMPTS), 1)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]

@@ -27,6 +27,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.quantization import marlin_utils
 from sglang.srt.layers.quantization.awq import awq
 from sglang.srt.model_loader import loader
+from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from sglang_dflash.check.flags import parse as parse_flags
@@ -88,24 +89,16 @@ def launch(folder: Path, **changes: Any) -> Launch:
     return replace(launch_of({}, **{"dtype": "bfloat16", **changes}), drafter_files=ModelFiles(str(folder)))
 
 
-def built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DFlashDraftModel, str | None]:
-    """The drafter's model as SGLang builds it, and the method that SGLang resolves."""
+def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DFlashDraftModel, str | None]:
+    """The drafter's model as SGLang builds and loads it, and the method that SGLang resolves."""
     plan = SimpleNamespace(drafter=launch(folder).drafter, copies=False)
     monkeypatch.setattr(current, "worker", SimpleNamespace(plan=plan), raising=False)
     config = ModelConfig(str(folder), is_draft_model=True, dtype="bfloat16", is_draft_quantization_explicit=True)
     quantization = loader._get_quantization_config(config, LoadConfig())
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return DFlashDraftModel(config.hf_config, quantization), config.quantization
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DFlashDraftModel:
-    model, _ = built(folder, monkeypatch)
+    with set_default_torch_dtype(torch.bfloat16):
+        model = DFlashDraftModel(config.hf_config, quantization)
     model.load_weights(load_file(folder / "model.safetensors").items())
-    return model
+    return model, config.quantization
 
 
 def assert_loaded(model: DFlashDraftModel, plain: dict[str, Tensor], form: Form) -> None:
@@ -129,9 +122,8 @@ def assert_loaded(model: DFlashDraftModel, plain: dict[str, Tensor], form: Form)
 def test_sglangs_layers_hold_the_stored_weights(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = write_form(tmp_path, form)
     assert [str(each) for each in judge(launch(tmp_path), WEIGHTS) if each.level in ("error", "builtin")] == []
-    model, method = built(tmp_path, monkeypatch)
+    model, method = load(tmp_path, monkeypatch)
     assert method == form.method
-    model.load_weights(load_file(tmp_path / "model.safetensors").items())
     assert_loaded(model, plain, form)
 
 
@@ -149,10 +141,10 @@ def test_dflash2s_small_projections_and_names_with_a_prefix(
     assert any(name.endswith("kernel_projection") for name in ignored)
     config["quantization_config"][form.ignored] = [f"{prefix}{name}" for name in ignored]
     write_model(tmp_path, config, {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
-    assert_loaded(load(tmp_path, monkeypatch), plain, form)
+    assert_loaded(load(tmp_path, monkeypatch)[0], plain, form)
     # SGLang's lists alone find the same layers.
     monkeypatch.setattr("sglang_dflash.launch.launch.plain_modules", lambda _: frozenset())
-    assert_loaded(load(tmp_path, monkeypatch), plain, form)
+    assert_loaded(load(tmp_path, monkeypatch)[0], plain, form)
 
 
 _UP, _Q = "layers.1.mlp.up_proj", "layers.0.self_attn.q_proj"
@@ -160,12 +152,7 @@ _E4M3 = torch.float8_e4m3fn
 # change of a tensor, and what the errors of `check` (None: headers do not show it) and of the loader name
 BREAKS: list[tuple[str, Tensor | None, str | None, str]] = [
     (f"{_UP}.weight_scale_inv", None, "mlp.up_proj", f"missing: {_UP}.weight_scale_inv"),
-    (
-        f"{_UP}.weight_scale_inv",
-        torch.ones(6, 2),
-        None,
-        f"{destination(_UP)[0]}.weight_scale_inv (1) is [6, 2]",
-    ),
+    (f"{_UP}.weight_scale_inv", torch.ones(6, 2), None, f"{destination(_UP)[0]}.weight_scale_inv (1) is [6, 2]"),
     ("fc.weight_scale_2", torch.ones(1), None, "unexpected: fc.weight_scale_2"),
     ("layers.0.self_attn.k_scale", torch.ones(1), "layers.0.self_attn.k_scale", "layers.0.self_attn.k_scale"),
     ("norm.weight", None, "missing: norm.weight", "missing: norm.weight"),
@@ -258,10 +245,8 @@ def test_model_optimizers_file_declares_too(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     stored = config.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    written = {
-        "producer": {"name": "modelopt"},
-        "quantization": {"quant_algo": "FP8", "exclude_modules": stored["ignore"]},
-    }
+    quantization = {"quant_algo": "FP8", "exclude_modules": stored["ignore"]}
+    written = {"producer": {"name": "modelopt"}, "quantization": quantization}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(written))
     found = launch(tmp_path).drafter
     assert found.quantization == "modelopt" and "fc" not in found.plain_modules

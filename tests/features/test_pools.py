@@ -19,8 +19,9 @@ from tests.support.configs import serve, serving_plan
 pytestmark = pytest.mark.sglang
 
 
-def replaying(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A configurator of a server that replays; a request takes five states of 1,000 bytes."""
+@pytest.mark.parametrize("gib", [6e-6, -3e-9])
+def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a server that replays; a request takes five states of 1,000 bytes."""
     for name, value in {
         "get_schedule": SimpleNamespace(max_running_requests=8, max_mamba_cache_size=None, mamba_full_memory_ratio=0.9),
         "get_memory": SimpleNamespace(disable_radix_cache=False),
@@ -35,12 +36,6 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> Any:
     configurator = SimpleNamespace(mambaish_config=SimpleNamespace(mamba2_cache_params=params), attn_dp_size=2)
     configurator.model_config = SimpleNamespace(context_len=20)
     configurator._calculate_mamba_ratio = lambda: 5
-    return configurator
-
-
-@pytest.mark.parametrize("gib", [6e-6, -3e-9])
-def test_weights_that_leave_nothing_are_an_error(gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    configurator = replaying(monkeypatch)
     with pytest.raises(DFlashError, match=r"the weights leave .*, and the states of one .* Fix: raise --mem-fraction"):
         pool_sizes.divide(lambda *_: None, configurator, gib)
 

@@ -61,11 +61,7 @@ class Rank:
 
 
 def batch(requests: list[int]) -> Any:
-    return SimpleNamespace(
-        forward_mode=ForwardMode.DECODE,
-        batch_size=lambda: len(requests),
-        reqs=requests,
-    )
+    return SimpleNamespace(forward_mode=ForwardMode.DECODE, batch_size=lambda: len(requests), reqs=requests)
 
 
 def gather(group: Sequence[Rank], *, decodes: bool) -> None:

@@ -29,9 +29,8 @@ pytestmark = pytest.mark.sglang
 BLOCK, CONTEXT, REQUESTS = 8, 384, 3
 
 
-def rings_of(tokens: int, page: int = 1, *, by_row: bool = False) -> DraftRings:
-    pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
-    return DraftRings(pool, DraftWindow(tokens, BLOCK, page), CONTEXT, by_row=by_row)
+def request_pool() -> ReqToTokenPool:
+    return ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
 
 
 # --- a ledger of writes: no read of another text, nor of an older token
@@ -74,7 +73,7 @@ class Simulation:
     def __init__(self, tokens: int, page: int, seed: int) -> None:
         self.random, self.page = random.Random(seed), page
         self.window = DraftWindow(tokens, BLOCK, page, lag=self.LAG, cached=True)
-        self.pool = ReqToTokenPool(REQUESTS, CONTEXT + BLOCK + 4, "cpu", False)
+        self.pool = request_pool()
         self.rings = DraftRings(self.pool, self.window, CONTEXT)
         self.rings.pool = self
         self.ledger: dict[int, tuple[str, int]] = {}
@@ -202,33 +201,24 @@ def test_reads_only_its_own_last_tokens(tokens: int, page: int, seed: int) -> No
 # --- a disaggregated pair, on real pools
 
 
-def pool_of(slots: int, page: int = 1) -> CpuKVPool:
-    """A drafter's pool in which every number is another one."""
-    sizes = {"head_num": 2, "head_dim": 4, "layer_num": 2, "dtype": torch.float32, "device": "cpu"}
-    pool = CpuKVPool(slots, page_size=page, enable_memory_saver=False, enable_alt_stream=False, **sizes)
-    for number, buffer in enumerate(buffers(pool)):
-        buffer.copy_(torch.arange(buffer.numel()).view_as(buffer) + 0.01 * number)
-    return pool
-
-
-def buffers(pool: CpuKVPool) -> list[torch.Tensor]:
-    return [*pool.k_buffer, *pool.v_buffer]
-
-
 @pytest.mark.parametrize("page", [1, 16])
 def test_an_item_of_a_row_is_its_ring(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as the transfer reads: item ``r`` of a buffer begins at ``r`` times its bytes."""
-    rings = rings_of(24, page, by_row=True)
+    rings = DraftRings(request_pool(), DraftWindow(24, BLOCK, page), CONTEXT, by_row=True)
     names = ("types", "data_ptrs", "data_lens", "item_lens", "dim_per_tensor", "conv_shard_groups")
     args: Any = SimpleNamespace(**{f"state_{name}": [] for name in (*names, "slice_outer_counts", "layer_ids")})
-    pool = pool_of(rings.slots, page)
+    sizes = {"head_num": 2, "head_dim": 4, "layer_num": 2, "dtype": torch.float32, "device": "cpu"}
+    pool = CpuKVPool(rings.slots, page_size=page, enable_memory_saver=False, enable_alt_stream=False, **sizes)
+    buffers = [*pool.k_buffer, *pool.v_buffer]
+    for number, buffer in enumerate(buffers):  # every number is another one
+        buffer.copy_(torch.arange(buffer.numel()).view_as(buffer) + 0.01 * number)
     worker = SimpleNamespace(rings=rings, drafter=SimpleNamespace(token_to_kv_pool=pool))
     monkeypatch.setattr(current, "worker", worker, raising=False)
     describe_rings(None, args)
     assert args.state_types == [StateType.REQUEST_ROW]
-    assert args.state_layer_ids == [list(range(len(buffers(pool))))]
+    assert args.state_layer_ids == [list(range(len(buffers)))]
     [pointers], [lengths], [items] = args.state_data_ptrs, args.state_data_lens, args.state_item_lens
-    for pointer, length, item, buffer in zip(pointers, lengths, items, buffers(pool), strict=True):
+    for pointer, length, item, buffer in zip(pointers, lengths, items, buffers, strict=True):
         for row in range(1, REQUESTS + 1):
             assert (row + 1) * item <= length
             sent = torch.frombuffer(bytearray(ctypes.string_at(pointer + row * item, item)), dtype=torch.float32)

@@ -17,26 +17,6 @@ from sglang_dflash.features import weight_updates
 pytestmark = pytest.mark.sglang
 
 
-def spans(tokens: int, lens: list[int] | None, chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Version and end of each span of a request with ``tokens``, after two updates over one launched step."""
-    serving = SimpleNamespace(weight_version="1")
-    monkeypatch.setattr(weight_updates, "get_serving", lambda: serving)
-    req: Any = SimpleNamespace(
-        output_ids=[7] * tokens, weight_version_events=[], inflight_middle_chunks=chunks, finished=lambda: False
-    )
-    accept_lens = None if lens is None else torch.tensor(lens)
-    result = SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: None), accept_lens=accept_lens)
-    scheduler = SimpleNamespace(enable_overlap=True, result_queue=[(SimpleNamespace(reqs=[req]), result)])
-
-    def record(_: Any, new: str) -> None:
-        record_weight_version_events([req], serving.weight_version)
-        serving.weight_version = new
-
-    for version in "23":
-        weight_updates.label_launched_tokens(record, scheduler, version)
-    return [(span.version, span.end) for span in compute_weight_version_spans(req.weight_version_events, "3", 20)]
-
-
 def test_a_quantised_drafter_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its layers hold their weights as the kernels need them, and a session would convert them again."""
     opened = list[str]()
@@ -67,10 +47,23 @@ def test_a_quantised_drafter_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_launched_step_has_the_old_version(
-    tokens: int,
-    lens: list[int] | None,
-    chunks: int,
-    expected: list[tuple[str, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    tokens: int, lens: list[int] | None, chunks: int, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spans(tokens, lens, chunks, monkeypatch) == expected
+    """After two updates over the step, of a request with ``tokens``."""
+    serving = SimpleNamespace(weight_version="1")
+    monkeypatch.setattr(weight_updates, "get_serving", lambda: serving)
+    req: Any = SimpleNamespace(
+        output_ids=[7] * tokens, weight_version_events=[], inflight_middle_chunks=chunks, finished=lambda: False
+    )
+    accept_lens = None if lens is None else torch.tensor(lens)
+    result = SimpleNamespace(copy_done=SimpleNamespace(synchronize=lambda: None), accept_lens=accept_lens)
+    scheduler = SimpleNamespace(enable_overlap=True, result_queue=[(SimpleNamespace(reqs=[req]), result)])
+
+    def record(_: Any, new: str) -> None:
+        record_weight_version_events([req], serving.weight_version)
+        serving.weight_version = new
+
+    for version in "23":
+        weight_updates.label_launched_tokens(record, scheduler, version)
+    spans = compute_weight_version_spans(req.weight_version_events, "3", 20)
+    assert [(span.version, span.end) for span in spans] == expected

@@ -23,25 +23,18 @@ from sglang_dflash.ops import Noise
 
 pytestmark = pytest.mark.sglang
 
-MASK, IDS = 5, torch.tensor([1, 5, 5, 0])
+
+def table() -> nn.Embedding:
+    return nn.Embedding.from_pretrained(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
 
 
-class Target(SimpleNamespace):
-    """A minimal target: an embedding table tied to the LM head."""
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        table: nn.Embedding = self.table
-        return table
+def target() -> Any:
+    """A minimal target: an embedding table equals the LM head."""
+    return SimpleNamespace(get_input_embeddings=table, lm_head=table())
 
 
-def target(**attributes: Any) -> Target:
-    table = nn.Embedding.from_pretrained(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
-    return Target(table=table, lm_head=table, **attributes)
-
-
-def drafter(input_scale: float = 1.0, output_scale: float = 1.0, logit_cap: float | None = None) -> Any:
-    scales = {"input_scale": input_scale, "output_scale": output_scale, "logit_cap": logit_cap}
-    return SimpleNamespace(mask_token_id=MASK, **scales)
+def drafter(output_scale: float = 1.0, logit_cap: float | None = None) -> Any:
+    return SimpleNamespace(mask_token_id=5, input_scale=1.0, output_scale=output_scale, logit_cap=logit_cap)
 
 
 @pytest.fixture
@@ -55,16 +48,16 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Tensor:
 @pytest.mark.parametrize("dtype", [None, torch.uint8, torch.int32, torch.float8_e4m3fn])
 def test_a_quantised_head_drafts_by_the_targets_own_product(dtype: torch.dtype | None, one_rank: Tensor) -> None:
     """AWQ's and GPTQ's head has no weight; NVFP4's is packed in uint8, in Marlin's form in int32."""
-    table = target().table.weight
-    padded = torch.cat((table, 10 * table[:3]))  # the layer computes padding too, which would win
+    weight = table().weight
+    padded = torch.cat((weight, 10 * weight[:3]))  # the layer computes padding too, which would win
     head = SimpleNamespace(
         shard_indices=SimpleNamespace(num_org_elements=8, org_vocab_start_index=0),
         quant_method=SimpleNamespace(apply=lambda layer, x, bias: x @ padded.T),
         **({} if dtype is None else {"weight": torch.zeros(11, 2).to(dtype)}),
     )
-    model = Target(table=target().table, lm_head=head)
+    model = SimpleNamespace(get_input_embeddings=table, lm_head=head)
     vocabulary = TargetVocabulary.of(model, drafter(output_scale=0.5, logit_cap=3.0), None)
-    best = (one_rank @ table.T).topk(4)
+    best = logits_of(one_rank).topk(4)
     logits, tokens = vocabulary.top_k(one_rank, 4)
     assert torch.equal(tokens, best.indices)
     torch.testing.assert_close(logits, 3 * torch.tanh(best.values / 6))
@@ -84,7 +77,7 @@ Shards = Callable[[Tensor, Callable[..., Any]], Any]
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Shards:
     """Run a method on two ranks of four tokens each; the second one receives what both sent."""
     whole = TargetVocabulary.of(target(), drafter(), None)
-    shards = [replace(whole, first_id=first, num_ids=4, lm_head=target().table) for first in (0, 4)]
+    shards = [replace(whole, first_id=first, num_ids=4, lm_head=table()) for first in (0, 4)]
     shards[1].lm_head.weight.data = shards[1].lm_head.weight[4:]
     for shard in shards:
         shard.lm_head.shard_indices = None
@@ -113,7 +106,7 @@ def hidden() -> Tensor:
 
 
 def logits_of(hidden: Tensor) -> Tensor:
-    return hidden @ target().table.weight.T
+    return hidden @ table().weight.T
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -146,10 +139,10 @@ VOCAB, PADDED, ROWS = 500, 512, 6
 class Processor(LogitsProcessor):
     """SGLang's conversion of logits, without what only its LM head reads."""
 
-    def __init__(self, cap: float | None) -> None:
+    def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.vocab_size, self.final_logit_softcapping, self.use_attn_tp_group = VOCAB, cap, False
-        self.use_tp_lm_head_all_to_all = False
+        self.vocab_size, self.final_logit_softcapping = VOCAB, None
+        self.use_attn_tp_group = self.use_tp_lm_head_all_to_all = False
 
     def convert(self, logits: Tensor, mode: ForwardMode, buffer: Tensor | None = None) -> Tensor:
         return self._copy_logits_to_buffer(logits, SimpleNamespace(forward_mode=mode, next_token_logits_buffer=buffer))
@@ -165,9 +158,9 @@ def logits() -> Tensor:
     return logits.to(torch.bfloat16)
 
 
-def model_runner(cap: float | None = None) -> Any:
+def model_runner() -> Any:
     return SimpleNamespace(
-        model=nn.Sequential(Processor(cap)),
+        model=nn.Sequential(Processor()),
         model_config=SimpleNamespace(vocab_size=VOCAB),
         capture_tail_hooks=[],
         graph_shared_output=GraphSharedOutput(device=torch.device("cpu"), max_rows=ROWS),
@@ -178,7 +171,7 @@ def model_runner(cap: float | None = None) -> Any:
 def test_a_block_of_greedy_requests_has_no_float32_logits(mode: ForwardMode, logits: Tensor, one_rank: Tensor) -> None:
     """Others have SGLang's, in the memory that its graphs write; the tokens are the same."""
     runner = model_runner()
-    expected = Processor(None).convert(logits, mode)
+    expected = Processor().convert(logits, mode)
     assert expected.dtype == torch.float32 and (expected.sort().values.diff() == 0).any()
     kept = BlockLogits(runner, TargetVocabulary.of(target(), drafter(), None))
     buffer = runner.graph_shared_output.get_logits_buffer(VOCAB, rows=ROWS)

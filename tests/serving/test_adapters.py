@@ -43,18 +43,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     folder = tmp_path_factory.mktemp("adapters")
     paths = [f"{name}={write_adapter(folder / name, seed)}" for seed, name in enumerate(filter(None, ADAPTERS))]
     flags = ("--enable-lora", "--max-loras-per-batch", "3", "--lora-paths", *paths)
-    drafting = dflash_server(PAIR, folder, *flags, *RANDOM_WIDTHS)
-    with drafting as server, plain_server(PAIR, folder, *flags) as plain:
+    with dflash_server(PAIR, folder, *flags, *RANDOM_WIDTHS) as server, plain_server(PAIR, folder, *flags) as plain:
         yield server, plain
-
-
-def asked() -> list[tuple[list[int], str | None]]:
-    return [(prompt, name) for prompt in corpus(PAIR, 4) for name in ADAPTERS]
 
 
 def answered(server: Server, concurrency: int) -> list[Answer]:
     flush(server)
-    prompts, names = zip(*asked(), strict=True)
+    prompts, names = [prompt for prompt in corpus(PAIR, 4) for _ in ADAPTERS], 4 * ADAPTERS
     return generate_all(server, prompts, concurrency, NEW_TOKENS, each=lambda i: {"lora_path": names[i]})
 
 

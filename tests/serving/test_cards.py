@@ -38,7 +38,8 @@ def build(name: str, folder: Path) -> transformers.PreTrainedModel:
     published_target = load_config(FOLDER / name / "target")
     published_drafter = load_config(FOLDER / name / "drafter")
     target = shrink_target(published_target)
-    model = spread_weights(_model(target))
+    architecture = getattr(transformers, target["architectures"][0])
+    model = spread_weights(architecture(architecture.config_class.from_dict(target)))
     with torch.no_grad():  # round the weights but not the RoPE frequencies, which are buffers
         for parameter in model.parameters():
             parameter.copy_(parameter.to(DTYPE))
@@ -49,13 +50,6 @@ def build(name: str, folder: Path) -> transformers.PreTrainedModel:
     _write_tokenizer(folder / "target", multimodal="vision_config" in target)
     _write_drafter(shrink_drafter(published_drafter, text_config(published_target)), folder / "drafter")
     return model
-
-
-def _model(config: dict[str, Any]) -> transformers.PreTrainedModel:
-    name = config["architectures"][0]
-    stem = name.removesuffix("ForConditionalGeneration").removesuffix("ForCausalLM")
-    config_class = getattr(transformers, f"{stem}Config")
-    return getattr(transformers, name)(config_class.from_dict(config))
 
 
 def _write_tokenizer(folder: Path, *, multimodal: bool) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import httpx
@@ -93,19 +93,10 @@ def kill(server: Server, name: str) -> None:
 def assert_death_is_noticed(server: Server, kill: Callable[[], None]) -> None:
     """Kill a process of the server under load: every request ends, and the server reports bad health."""
     assert server.get("/health").status_code == 200
-
-    def wait_for_answer(prompt: list[int]) -> None:
-        with contextlib.suppress(httpx.TransportError, AssertionError):
-            generate(server, prompt, 400, sampling_params=WHOLE)
-
-    running = [threading.Thread(target=wait_for_answer, args=(p,), daemon=True) for p in short(8, seed=12)]
-    for thread in running:
-        thread.start()
+    pool = ThreadPoolExecutor(8)
+    running = [pool.submit(generate, server, prompt, 400, sampling_params=WHOLE) for prompt in short(8, seed=12)]
     time.sleep(0.3)
     kill()
-    deadline = time.monotonic() + DEAD_WITHIN
-    for thread in running:
-        thread.join(deadline - time.monotonic())
-        assert not thread.is_alive(), "a request still waits"
+    assert not wait(running, DEAD_WITHIN).not_done, "a request still waits"
     with contextlib.suppress(httpx.TransportError):
         assert server.get("/health").status_code != 200

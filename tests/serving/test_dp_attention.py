@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,14 +70,13 @@ CASES = {
 class Served:
     case: Case
     server: Server
-    folder: Path
 
     def steps(self) -> list[list[dict[str, Any]]]:
         """Return what each rank recorded of its steps, of one width each.
 
         Of the last step, which an end overtook, a rank's line may still be missing.
         """
-        files = [self.folder / f"rounds-{rank}.jsonl" for rank in range(self.case.ranks)]
+        files = [self.server.folder / f"rounds-{rank}.jsonl" for rank in range(self.case.ranks)]
         found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
         widths = [[step["width"] for step in rank] for rank in found]
         shortest = min(map(len, widths))
@@ -96,7 +94,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     environment = {**case.environment, **with_plugin(folder, *case.plugin)}
     kind: dict[str, Any] = {"base": FEATURES, "drafter": case.drafter, "block": case.block}
     with dflash_server(case.pair, folder, *flags, **kind, **environment) as server:
-        yield Served(case, server, folder)
+        yield Served(case, server)
 
 
 Expected = Callable[[str, str], list[list[int]]]

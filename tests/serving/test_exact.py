@@ -38,8 +38,7 @@ CELLS = (
 
 
 def numbers(answer: Answer) -> list[Any]:
-    meta = answer.meta
-    return [[[value, token] for value, token, *_ in top] for top in meta["output_top_logprobs"]]
+    return [[[value, token] for value, token, *_ in top] for top in answer.meta["output_top_logprobs"]]
 
 
 def texts(cell: Cell, server: Server) -> Iterator[tuple[str, list[Any]]]:

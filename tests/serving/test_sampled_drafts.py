@@ -5,7 +5,6 @@ The pair's text forks, so a draft is often unsure and drawn with the target's no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,27 +25,15 @@ SAMPLED = [Sampling(seed, t, top_p) for seed, (t, top_p) in enumerate([(0.7, 1),
 REQUESTS = [*SAMPLED, None, *SAMPLED]  # greedy among sampled, more than run at a time
 
 
-@pytest.fixture(params=["dflash2", pytest.param("good", marks=pytest.mark.slow)])
-def drafter(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def server(drafter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("sampled")
-    plugin = with_plugin(folder, "drafts")
-    with dflash_server(PAIR, folder, "--max-running-requests", "4", drafter=drafter, **plugin) as server:
-        yield server
-
-
-def test_sampled_drafts_and_texts_equal_the_reference_step_by_step(server: Server, drafter: str) -> None:
+@pytest.mark.parametrize("drafter", ["dflash2", pytest.param("good", marks=pytest.mark.slow)])
+def test_sampled_drafts_and_texts_equal_the_reference_step_by_step(drafter: str, tmp_path: Path) -> None:
     reference = ReferenceDecoder.load(target_path(PAIR), drafter_path(PAIR, drafter))
-    prompts = corpus(PAIR, len(REQUESTS), seed=1, shape="single")
-
-    answers = generate_all(server, prompts, 5, each=lambda i: parameters(REQUESTS[i]))
+    prompts, plugin = corpus(PAIR, len(REQUESTS), seed=1, shape="single"), with_plugin(tmp_path, "drafts")
+    with dflash_server(PAIR, tmp_path, "--max-running-requests", "4", drafter=drafter, **plugin) as server:
+        answers = generate_all(server, prompts, 5, each=lambda i: parameters(REQUESTS[i]))
     steps = best = 0
     for prompt, sampling, answer in zip(prompts, REQUESTS, answers, strict=True):
-        expected = assert_as_the_reference(reference, prompt, sampling, answer, server.folder)
+        expected = assert_as_the_reference(reference, prompt, sampling, answer, tmp_path)
         assert answer.tokens == reference.plain(prompt, NEW_TOKENS, sampling)
         if sampling is not None:
             steps += len(expected.steps)

@@ -20,7 +20,7 @@ Event = Callable[["Served", httpx.AsyncClient, "asyncio.Task[None]", Sequence[En
 MOMENT = 1.0  # seconds, so that requests run
 
 
-async def _post(http: httpx.AsyncClient, path: str, **body: Any) -> None:
+async def post(http: httpx.AsyncClient, path: str, **body: Any) -> None:
     answer = await http.post(path, json=body)
     assert answer.status_code == 200, (path, answer.text)
     assert '"success":false' not in answer.text.replace(" ", ""), (path, answer.text)
@@ -28,7 +28,7 @@ async def _post(http: httpx.AsyncClient, path: str, **body: Any) -> None:
 
 async def same_weights(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     """K/V and prefixes stay, because the weights do; another tokenizer's requests run."""
-    await _post(http, "/update_weights_from_disk", model_path=str(served.versions[0]), flush_cache=False)
+    await post(http, "/update_weights_from_disk", model_path=str(served.versions[0]), flush_cache=False)
 
 
 async def flushed(served: Served, http: httpx.AsyncClient, done: asyncio.Task[None], *_: Any) -> None:
@@ -49,7 +49,7 @@ async def second_dies(served: Served, *_: Any) -> None:
 
 async def all_aborted(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     await asyncio.sleep(MOMENT)
-    await _post(http, "/abort_request", rid="", abort_all=True)
+    await post(http, "/abort_request", rid="", abort_all=True)
 
 
 async def updated(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
@@ -60,35 +60,35 @@ async def updated(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
 async def paused_and_updated(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     """Requests that run are read again with the new weights, and go on with them."""
     await asyncio.sleep(MOMENT)
-    await _post(http, "/pause_generation", mode="retract")
+    await post(http, "/pause_generation", mode="retract")
     await updated(served, http)
-    await _post(http, "/continue_generation")
+    await post(http, "/continue_generation")
 
 
 async def paused(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     await asyncio.sleep(MOMENT)
-    await _post(http, "/pause_generation", mode="in_place")
+    await post(http, "/pause_generation", mode="in_place")
     await asyncio.sleep(MOMENT)
-    await _post(http, "/continue_generation")
+    await post(http, "/continue_generation")
 
 
 async def slept(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     """Requests that run are aborted; those that come wait."""
     await asyncio.sleep(MOMENT)
-    await _post(http, "/pause_generation", mode="abort")
+    await post(http, "/pause_generation", mode="abort")
     for call in ("release", "resume"):
         for tag in ("kv_cache", "weights"):
-            await _post(http, f"/{call}_memory_occupation", tags=[tag])
+            await post(http, f"/{call}_memory_occupation", tags=[tag])
     await served.become(http, served.version)
-    await _post(http, "/continue_generation")
+    await post(http, "/continue_generation")
 
 
 async def other_drafter(served: Served, http: httpx.AsyncClient, *_: Any) -> None:
     for kind in ("good", "noisy"):
         tensors = serialized(tensors_of(drafter_path("tiny-hybrid", kind)))
-        await _post(http, "/begin_weight_update", selector="draft")
-        await _post(http, "/update_weights_from_tensor", serialized_named_tensors=tensors, selector="draft")
-        await _post(http, "/end_weight_update")
+        await post(http, "/begin_weight_update", selector="draft")
+        await post(http, "/update_weights_from_tensor", serialized_named_tensors=tensors, selector="draft")
+        await post(http, "/end_weight_update")
 
 
 async def measured(

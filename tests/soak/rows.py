@@ -56,9 +56,7 @@ class Served:
             (await http.post(f"{server.url}/flush_cache", params={"timeout": 60})).raise_for_status()
 
     async def become(self, http: httpx.AsyncClient, version: int) -> None:
-        body = {"model_path": str(self.versions[version])}
-        answer = await http.post("/update_weights_from_disk", json=body)
-        assert answer.status_code == 200 and answer.json()["success"], answer.text
+        await events.post(http, "/update_weights_from_disk", model_path=str(self.versions[version]))
         self.version = version
 
 

@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
+from sglang_dflash.width import WidthPolicy
 from sglang_dflash.width.policy import BUCKET, BUCKETS
-from tests.width.traffic import WIDTHS, Machine
+from tests.width.traffic import WIDTHS, Machine, adaptive
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "traffic"
 PHASE, SEEDS = 100, 6
@@ -130,7 +130,7 @@ def phases_of(traffic: str, size: int) -> list[tuple[str, int]]:
 
 def regret(machine: Machine, phases: Sequence[tuple[str, int]], seeds: int = SEEDS) -> list[Phase]:
     """Return the phases, each summed over seeds, of a policy that starts anew with each seed."""
-    runs = [replay(AdaptiveWidth(CostTable(machine.points())), machine, phases, seed) for seed in range(seeds)]
+    runs = [replay(adaptive(machine), machine, phases, seed) for seed in range(seeds)]
     return [Phase.sum(phase) for phase in zip(*runs, strict=True)]
 
 

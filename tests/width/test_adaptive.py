@@ -8,38 +8,34 @@ import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import PATIENCE
-from tests.width.traffic import Machine, best_width, drive, rate
-
-
-def policy(machine: Machine) -> AdaptiveWidth:
-    return AdaptiveWidth(CostTable(machine.points()))
+from tests.width.traffic import Machine, adaptive, best_width, drive, rate
 
 
 def test_a_wrong_calibration_is_corrected():
     machine, random = Machine(3), Random(3)
     points = {cell: ms * random.lognormvariate(0.3, 0.2) for cell, ms in machine.points().items()}
-    run = drive(AdaptiveWidth(CostTable(points)), machine, lambda _: 0.8, 1200, lambda _: 8)
+    run = drive(AdaptiveWidth(CostTable(points)), machine, lambda _: 0.8, 1200, 8)
     assert run.rate(400) >= 0.96 * rate(machine, 0.8, 8, best_width(machine, 0.8, 8))
 
 
 def test_a_pause_has_a_reason_and_ends_when_drafts_are_accepted():
     machine = Machine(3)
-    chosen = policy(machine)
-    drive(chosen, machine, lambda _: 0.05, PATIENCE // 2, lambda _: 8)
+    chosen = adaptive(machine)
+    drive(chosen, machine, lambda _: 0.05, PATIENCE // 2, 8)
     assert chosen.paused is None, "a few plain steps are no pause"
-    drive(chosen, machine, lambda _: 0.05, 300, lambda _: 8)
+    drive(chosen, machine, lambda _: 0.05, 300, 8)
     pause = chosen.paused
     assert pause is not None and pause.width == 2 and pause.first_accepted < 0.2
     assert pause.cost == pytest.approx(machine.milliseconds(8, 2) / machine.milliseconds(8, 1), rel=0.1)
     assert pause.tokens < pause.cost
     assert str(pause).startswith("a block of 2 yields")
-    drive(chosen, machine, lambda _: 0.9, 100, lambda _: 8)
+    drive(chosen, machine, lambda _: 0.9, 100, 8)
     assert chosen.paused is None
 
 
 def test_an_update_of_weights_forgets_acceptance_and_keeps_costs():
     machine = Machine(3)
-    learned, fresh = policy(machine), policy(machine)
+    learned, fresh = adaptive(machine), adaptive(machine)
     for _ in range(300):
         width = learned.width(8)
         learned.observe(width, [1] * 8)

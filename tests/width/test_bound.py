@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import EVERY, SHARE
 from sglang_dflash.width.survival import MEMORY
-from tests.width.traffic import WIDTHS, Machine, best_width, drive, rate
+from tests.width.traffic import WIDTHS, Machine, adaptive, best_width, drive, rate
 
 CHANGE, END = 200, 800
 LATE = 3  # steps until a result is known and a small gain has lasted
@@ -45,8 +44,7 @@ def bound(machine: Machine, size: int, width: int) -> float:
 def test_a_change_costs_at_most_the_documented_steps_and_then_a_share(machine, before, after, size):
     lost, most = [], []
     for seed in range(3):
-        policy = AdaptiveWidth(CostTable(machine.points()))
-        run = drive(policy, machine, lambda step: before if step < CHANGE else after, END, lambda _: size, seed)
+        run = drive(adaptive(machine), machine, lambda step: before if step < CHANGE else after, END, size, seed)
         best = rate(machine, after, size, best_width(machine, after, size))
         regret = [ms - tokens / best for tokens, ms in zip(run.tokens, run.milliseconds, strict=True)]
         width = max(run.widths[CHANGE - 10 : CHANGE], key=run.widths[CHANGE - 10 : CHANGE].count)

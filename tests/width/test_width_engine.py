@@ -14,7 +14,7 @@ from sglang_dflash_lab.pairs import target_path
 from sglang_dflash_lab.train.hf import load_model
 from tests.house.test_grafana import OURS, SGLANGS, series
 from tests.support.checkpoints import assert_greedy
-from tests.support.generation import Answer, assert_nothing_leaked, generate_all
+from tests.support.generation import assert_nothing_leaked, generate_all
 from tests.support.prompts import corpus, random_prompts
 from tests.support.servers import Server, dflash_server, with_plugin, worker_info
 
@@ -38,11 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert_nothing_leaked(server)
 
 
-def width_info(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = worker_info(server)["width"]
-    return found
-
-
 def metrics(server: Server) -> dict[str, float]:
     """Our series by name and own labels."""
     lines = re.findall(r"^sglang_dflash:(\w+)\{(.*)\} (\S+)$", server.get("/metrics").text, re.MULTILINE)
@@ -53,16 +48,14 @@ def metrics(server: Server) -> dict[str, float]:
     return found
 
 
-def mean_width_of_the_last(answers: list[Answer]) -> float:
-    """Positions verified per step, of the answers that came last."""
-    return statistics.mean(answer.meta["spec_cap_length"] for answer in answers[-USERS:])
-
-
 def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[float], bool], **sampling: Any) -> None:
-    """Ask up to 24 times, until the last answers have a wanted mean width; they equal the target's in transformers."""
+    """Ask up to 24 times, until the answers that came last have a wanted mean width: positions verified per step.
+
+    They equal the target's in transformers.
+    """
     for _ in range(24):
         answers = generate_all(server, prompts, USERS, NEW_TOKENS, sampling_params=sampling)
-        if wanted(mean_width_of_the_last(answers)):
+        if wanted(statistics.mean(answer.meta["spec_cap_length"] for answer in answers[-USERS:])):
             target = load_model(target_path(PAIR))
             for prompt, answer in zip(prompts, answers, strict=True):
                 assert_greedy(target, prompt, answer.tokens)
@@ -73,7 +66,7 @@ def first_round(server: Server, prompts: list[list[int]], wanted: Callable[[floa
 def test_the_costs_at_the_start_are_those_of_steps_that_replay_states(server: Server) -> None:
     steps = map(json.loads, (server.folder / "replays.jsonl").read_text().splitlines())
     measured = {(step["requests"], step["width"]) for step in steps if step["rid"].startswith("dummy")}
-    largest = width_info(server)["costs"]["batch_sizes"][-1]
+    largest = worker_info(server)["width"]["costs"]["batch_sizes"][-1]
     assert measured >= {(1, 2), (1, 4), (1, 8), (1, 16), (largest, 16)}
 
 
@@ -87,7 +80,7 @@ def test_the_start_states_how_long_its_parts_took(server: Server) -> None:
 def test_drafting_pauses_where_drafts_are_rejected_and_resumes(server: Server) -> None:
     """After random tokens the target babbles, and drafts are rejected."""
     first_round(server, random_prompts(PAIR, 16), lambda width: width < 1.5, ignore_eos=True)
-    assert width_info(server)["pauses"] > 0
+    assert worker_info(server)["width"]["pauses"] > 0
     said = re.findall(r"DFLASH: drafting does not pay: a block of \d+ yields .* cause: (\w+)", server.log)
     assert said and set(said) <= {"drafter", "load"}, said
     drafting = worker_info(server)["drafting"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from sglang_dflash.width import WidthPolicy
+from sglang_dflash.width import AdaptiveWidth, CostTable, WidthPolicy
 from sglang_dflash.width.policy import BUCKETS
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -31,13 +31,14 @@ class Machine:
         return {(size, width): self.milliseconds(size, width) for size in batch_sizes for width in widths}
 
 
-def accept_lens(hazard: Callable[[int], float], width: int, batch_size: int, random: Random) -> list[int]:
-    """One step's accepted drafts plus bonus, per request; ``hazard(j)`` is the chance of draft j, from 1."""
-    lengths = [1] * batch_size
-    for request in range(batch_size):
-        while lengths[request] < width and random.random() < hazard(lengths[request]):
-            lengths[request] += 1
-    return lengths
+def adaptive(machine: Machine, widths: Sequence[int] = WIDTHS, block: int | None = None) -> AdaptiveWidth:
+    """Return the adaptive policy that starts with the costs of a machine."""
+    return AdaptiveWidth(CostTable(machine.points(widths=widths)), block)
+
+
+def accept_len(chance: float, width: int, random: Random) -> int:
+    """A request's accepted drafts of one step plus bonus; ``chance`` is that of each draft."""
+    return next((length for length in range(1, width) if random.random() >= chance), width)
 
 
 def yields(hazard: float, width: int) -> float:
@@ -62,8 +63,8 @@ class Run:
     tokens: list[float] = field(default_factory=list)
     milliseconds: list[float] = field(default_factory=list)
 
-    def rate(self, start: int = 0, stop: int | None = None) -> float:
-        return sum(self.tokens[start:stop]) / sum(self.milliseconds[start:stop])
+    def rate(self, start: int = 0) -> float:
+        return sum(self.tokens[start:]) / sum(self.milliseconds[start:])
 
 
 def drive(
@@ -71,21 +72,21 @@ def drive(
     machine: Machine,
     hazard: Callable[[int], float],
     steps: int,
-    batch_size: Callable[[int], int],
+    size: int,
     seed: int = 0,
     bucket: int = 0,
 ) -> Run:
-    """Let a policy choose ``steps`` widths, each for a batch of which all have a match of this ``bucket``.
+    """Let a policy choose ``steps`` widths, each for ``size`` requests that all have a match of this ``bucket``.
 
     It observes a step after the next one has started.
     """
     random, run, late = Random(seed), Run(), None
     for step in range(steps):
-        size, chance = batch_size(step), hazard(step)
+        chance = hazard(step)
         width = policy.width(size, [size * (each == bucket) for each in range(BUCKETS)])
         if late is not None:
             policy.observe(*late)
-        late = (width, accept_lens(lambda j, chance=chance: chance, width, size, random), [bucket] * size)
+        late = (width, [accept_len(chance, width, random) for _ in range(size)], [bucket] * size)
         policy.observe_time(size, width, machine.measured(size, width, random))
         run.widths.append(width)
         run.tokens.append(yields(chance, width))

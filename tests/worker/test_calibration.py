@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +89,6 @@ def test_extrapolated_costs_choose_widths_as_measured_ones_do(
     assert times != pytest.approx(MACHINE.points(SIZES)) and set(times) == set(MACHINE.points(SIZES))
 
     def rate(points: dict[tuple[int, int], float]) -> float:
-        constant: Callable[[int], Any] = lambda value: lambda _: value  # noqa: E731
-        return drive(AdaptiveWidth(CostTable(points)), MACHINE, constant(hazard), 300, constant(users)).rate()
+        return drive(AdaptiveWidth(CostTable(points)), MACHINE, lambda _: hazard, 300, users).rate()
 
     assert rate(times) >= 0.98 * rate(MACHINE.points(SIZES))

@@ -87,13 +87,6 @@ class Model(nn.Module):
         self.lm_head, self.processor = projection(128, HIDDEN, Product(by_row)), Head(heads)
 
 
-def runner(model: Model, requests: int = REQUESTS) -> Any:
-    config = SimpleNamespace(hidden_size=HIDDEN)
-    return SimpleNamespace(
-        model=model, dtype=torch.bfloat16, device="cpu", max_running_requests=requests, model_config=config
-    )
-
-
 @pytest.mark.parametrize(
     ("planted", "widths", "found"),
     [
@@ -108,9 +101,11 @@ def runner(model: Model, requests: int = REQUESTS) -> Any:
 def test_a_product_by_the_number_of_rows_is_a_reason_against_exactness(
     planted: Any, widths: tuple[int, ...] | None, found: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = serving_plan(block=WIDTH, widths=widths)
+    plan, config = serving_plan(block=WIDTH, widths=widths), SimpleNamespace(hidden_size=HIDDEN)
+    runner: Any = SimpleNamespace(model=Model(**planted), dtype=torch.bfloat16, device="cpu", model_config=config)
+    runner.max_running_requests = REQUESTS
     with caplog.at_level(logging.INFO, "sglang_dflash.features.exact.rows"):
-        exact = is_exact(runner(Model(**planted)), plan.served_widths)
+        exact = is_exact(runner, plan.served_widths)
     [record] = caplog.records
     if found is None:
         assert exact is True and "greedy output is bit-identical to plain decoding" in record.message
