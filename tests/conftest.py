@@ -186,10 +186,8 @@ def dflash_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     SGLang averages accept lengths over whole log intervals only; with intervals of one step it leaves none out.
     """
     folder = tmp_path_factory.mktemp("dflash")
-    flags, plugin = (
-        ("--enable-metrics", "--decode-log-interval", "1"),
-        with_plugin(folder, "faults", "headers", "memory"),
-    )
+    flags = "--enable-metrics", "--decode-log-interval", "1"
+    plugin = with_plugin(folder, "faults", "headers", "memory")
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, **plugin) as server:
         yield server
         assert_nothing_leaked(server)
@@ -203,10 +201,8 @@ def random_widths_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("widths")
-    flags, plugin = (
-        (*RANDOM_WIDTHS, "--grpc-port", str(free_port())),
-        with_refusals(with_plugin(folder, "history", "drafts", "headers")),
-    )
+    flags = *RANDOM_WIDTHS, "--grpc-port", str(free_port())
+    plugin = with_refusals(with_plugin(folder, "history", "drafts", "headers"))
     with dflash_server("tiny-hybrid", folder, *flags, base=FEATURES, drafter="noisy", block=32, **plugin) as server:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0
@@ -233,9 +229,8 @@ def windowed_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
     It ends at a call that CUDA refuses.
     """
     folder = tmp_path_factory.mktemp("windowed")
-    environment = {**with_plugin(folder, "drafts", "memory"), "PYTHONPATH": path_with("plugin", "memory_saver")}
-    environment = with_refusals(environment)
-    with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **environment) as server:
+    plugin = {**with_plugin(folder, "drafts", "memory"), "PYTHONPATH": path_with("plugin", "memory_saver")}
+    with dflash_server("tiny-hybrid", folder, *WINDOWED, drafter="interleaved", **with_refusals(plugin)) as server:
         yield server
         assert_nothing_leaked(server)
 

@@ -34,7 +34,7 @@ class Row(NamedTuple):
     target: str
     drafter: str
     files: tuple[str, str]
-    guessed: bool = False
+    guessed: bool
 
 
 # Whether a size or layout is guessed (~), target, drafter, and the folders of their configurations, in COMMANDS or of
@@ -108,13 +108,10 @@ def pairs() -> Iterator[str]:
     yield f"| target | drafter | {' | '.join(GPUS.values())} |"
     yield "|---" * (2 + len(GPUS)) + "|"
     for row in PAIRS:
-        names = [each.partition("/") for each in row[:2]]
-        cells = [f"[{target}]({HUB}/{owner}/{target})" for owner, _, target in names[:1]]
-        owner, _, drafter = names[1]
-        drafter, _, revision = drafter.partition("@")
-        kind = "DFlash2" if "DFlash2" in drafter else "DFlash"
-        cells[0] = f"{'~ ' if row.guessed else ''}{cells[0]}"
-        cells += [f"[{owner}, {kind}]({HUB}/{owner}/{drafter}){f', {revision}' * bool(revision)}"]
+        drafter, _, revision = row.drafter.partition("@")
+        owner, kind = drafter.partition("/")[0], "DFlash2" if "DFlash2" in drafter else "DFlash"
+        cells = [f"{'~ ' * row.guessed}[{row.target.partition('/')[2]}]({HUB}/{row.target})"]
+        cells += [f"[{owner}, {kind}]({HUB}/{drafter}){f', {revision}' * bool(revision)}"]
         for gpu in GPUS:
             added, requests, _ = served(row, "--gpu", gpu)
             cells.append(f"{requests or '–'}{'*' if added else ''}")

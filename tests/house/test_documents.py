@@ -93,9 +93,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pages_and_sections_that_the_code_names_exist() -> None:
     pattern = re.compile(r"(?<![\w./-])((?:docs|lab|cpu_platform)/[\w/-]+\.md(?:#[\w-]+)?)")
-    files = [
-        file for file in TRACKED if file.endswith((".py", ".sh", ".txt", "Makefile", ".toml")) or "Dockerfile" in file
-    ]
+    ends = (".py", ".sh", ".txt", "Makefile", ".toml")
+    files = [file for file in TRACKED if file.endswith(ends) or "Dockerfile" in file]
     named = {name for file in files for name in pattern.findall(text(file))}
     generated = {"docs/internals/gpu.md"}  # written by `make gpu`
     assert len(named) > 10 and not [name for name in named - generated if not leads_somewhere(ROOT, name)]
@@ -123,10 +122,8 @@ def test_make_targets_are_documented_and_exist() -> None:
 def test_the_table_of_targets_lists_the_proven_kinds() -> None:
     table = rows(section(COMPATIBILITY, "Targets"))
     for kind, proof in PROVEN.items():
-        types, tests = (
-            ", ".join(f"`{name}`" for name in sorted(found)) for found in (proof.tests, {*proof.tests.values()})
-        )
-        assert [kind, types, tests] in table
+        types_and_tests = proof.tests, {*proof.tests.values()}
+        assert [kind, *(", ".join(f"`{name}`" for name in sorted(each)) for each in types_and_tests)] in table
 
 
 def test_the_table_of_causes_is_the_codes() -> None:

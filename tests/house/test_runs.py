@@ -1,4 +1,4 @@
-"""Runs of tests: the short ones exist, a shared server that ends is named, an interrupted run leaves no process."""
+"""Runs of tests: a shared server that ends is named, an interrupted run leaves no process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tests.conftest import SHORT
 
 ROOT = Path(__file__).parents[2]
 HTTP = """
@@ -49,13 +47,6 @@ def run(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
     given = ("-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-p", "tests.conftest", "-p", "no:cacheprovider")
     command = [sys.executable, "-m", "pytest", *given, *options, str(folder / "test_it.py")]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_a_short_test_exists(name: str) -> None:
-    """A new name, or a renamed file, would leave a mechanism out of `make test`."""
-    file, _, test = name.partition("::")
-    assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text()
 
 
 @pytest.mark.engine

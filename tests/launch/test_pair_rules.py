@@ -10,16 +10,7 @@ import pytest
 from sglang_dflash.check.machine import GPUS
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.rules import judge
-from tests.support.configs import (
-    CONFIGURATIONS,
-    RULES,
-    drafter,
-    finding,
-    launch_of,
-    settings,
-    target,
-    write_model,
-)
+from tests.support.configs import CONFIGURATIONS, RULES, drafter, finding, launch_of, settings, target, write_model
 from tests.support.trainers import config, tensors_of, write_target
 
 

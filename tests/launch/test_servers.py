@@ -20,14 +20,7 @@ from sglang_dflash.launch.settings import OURS, SWITCH
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.families.pairs import build
 from tests.support.generation import flush, generate
-from tests.support.servers import (
-    RANDOM_WIDTHS,
-    TRACKED,
-    Server,
-    running,
-    with_plugin,
-    worker_info,
-)
+from tests.support.servers import RANDOM_WIDTHS, TRACKED, Server, running, with_plugin, worker_info
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

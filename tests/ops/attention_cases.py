@@ -6,7 +6,6 @@ Other slots of the pool, and partial sums that no part has written, are NaN.
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +15,7 @@ import torch
 from sglang_dflash import ops
 from sglang_dflash.ops.kernels import attention
 from sglang_dflash.ops.kernels.attention import Tiling
-
-DEVICE = os.environ.get("OPS_DEVICE", "cpu")
-if DEVICE == "cpu":
-    from tests.rehearsal import interpreter
-
-    interpreter.install()
+from tests.ops.device import DEVICE
 
 BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 # Of values of unit variance: float32 sums in another order; bfloat16 rounds weights, and the result once more.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,9 @@ import torch
 from sglang_dflash import ops
 from sglang_dflash.ops import Noise
 from sglang_dflash.ops.reference import step
+from tests.ops.device import DEVICE
 
 MODULES = ("block", "copies", "model", "sampling")
-DEVICE = os.environ.get("OPS_DEVICE", "cpu")
 
 
 def compare(
@@ -221,13 +220,9 @@ def test_match_copies(bs: int, width: int, vocab: int, bound: int, lens: torch.d
     # Of a step before, or cleared.
     found = torch.zeros(ROWS, 2, dtype=torch.int64, device=DEVICE)
     found[rows[::2], 0] = (last[::2] << 36) - 1
+    args = history, found, rows, after.to(lens), tokens, last.to(lens)
     # Positions past the table: the definition writes them to the last column, the kernel nowhere.
-    compare(
-        *("match_copies", history, found, rows, after.to(lens), tokens, last.to(lens)),
-        longest=16,
-        bound=bound,
-        seen=lambda table, keys, *_: (table[:, :-1], keys),
-    )
+    compare("match_copies", *args, longest=16, bound=bound, seen=lambda table, keys, *_: (table[:, :-1], keys))
 
 
 @pytest.mark.parametrize(("bs", "width"), [(0, 4), (3, 2), (9, 16), (9, 33)])
@@ -272,17 +267,15 @@ def test_walk_candidates(bs: int, n: int, k: int, rank: int, dtype: torch.dtype)
     noise = noise_of(bs)
     drawn, *_ = compare("walk_candidates", *walk, noise, codebooks, tolerance=1e-4)
     assert rank or not torch.equal(drawn, best)  # codebooks make the best candidate sure
-    greedy, *_ = compare(
-        "walk_candidates", *walk, noise._replace(top_ks=noise.top_ks // 99 + 1), codebooks, tolerance=1e-4
-    )
+    of_greedy = noise._replace(top_ks=noise.top_ks // 99 + 1)
+    greedy, *_ = compare("walk_candidates", *walk, of_greedy, codebooks, tolerance=1e-4)
     assert torch.equal(greedy, best)
 
 
 def test_a_walk_takes_the_first_of_equal_candidates() -> None:
-    candidates, equal = ints(0, 300, 2, 3, 8), torch.ones(2, 3, 8, device=DEVICE)
+    candidates = ints(0, 300, 2, 3, 8)
+    equal = candidates, torch.ones(2, 3, 8, device=DEVICE), ints(0, 9, 2), ints(0, 9, 2)
     books = torch.zeros(300, 4, device=DEVICE)
     for codebooks in (None, (torch.zeros(2, 3, 4, device=DEVICE), books, books)):
-        tokens, leads, *_ = compare(
-            "walk_candidates", candidates, equal, ints(0, 9, 2), ints(0, 9, 2), codebooks=codebooks
-        )
+        tokens, leads, *_ = compare("walk_candidates", *equal, codebooks=codebooks)
         assert torch.equal(tokens, candidates[..., 0]) and not leads.any()

@@ -58,10 +58,8 @@ class _Wrapper:
     ) -> None:  # fmt: skip
         require(kv_layout == "NHD", "not in the definition", kv_layout)
         self._float_workspace_buffer, self.device = float_workspace_buffer, float_workspace_buffer.device
-        self._int_workspace_buffer, self._pin_memory_int_workspace_buffer = (
-            torch.zeros(4096, dtype=torch.int64, device=self.device),
-            None,
-        )
+        self._int_workspace_buffer = torch.zeros(4096, dtype=torch.int64, device=self.device)
+        self._pin_memory_int_workspace_buffer = None
         self.is_cuda_graph_enabled, self._backend, self.use_tensor_cores = use_cuda_graph, backend, use_tensor_cores
         held = {name.replace("_buffer", "_buf"): buffer for name, buffer in buffers.items()}
         require(not use_cuda_graph or {*held} >= {*_BUFFERS[1:]}, "a graph's buffers", *held)
@@ -149,10 +147,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._of(num_qo_heads, num_kv_heads, page_size, q_data_type, kv_data_type or data_type)
         self._qo_indptr_last = bs
         if host is None:
-            self._cached_module, self._qo_indptr_buf = (
-                _Module(window_left, logits_soft_cap),
-                torch.arange(bs + 1, dtype=torch.int32, device=self.device),
-            )
+            self._cached_module = _Module(window_left, logits_soft_cap)
+            self._qo_indptr_buf = torch.arange(bs + 1, dtype=torch.int32, device=self.device)
         qo, lens = torch.arange(bs + 1), kv[1:] - kv[:-1]
         self._cached_module.plan(None, self._int_workspace_buffer, None, qo, kv, lens, bs, bs)
 

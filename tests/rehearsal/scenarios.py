@@ -6,7 +6,6 @@ import random
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -70,7 +69,7 @@ class Scenario:
         """Arguments of ``sglang.Engine``, for ``plain`` decoding without those of speculation."""
         drafter = None if self.drafter is None else str(_folder(self.pair, self.drafter))
         if self.quantised:
-            drafter = str(_quantised(self.pair) / ("quantised" if rehearse else "plain"))
+            drafter = str(_written(self.pair) / ("quantised" if rehearse else "plain"))
         keywords = {
             **_SHARED,
             **(_RECURRENT if self.pair == HYBRID else {}),
@@ -86,30 +85,22 @@ class Scenario:
 
 def _folder(pair: str, drafter: str | None) -> Path:
     if pair in TARGETS:
-        with _BUILDING:  # both platforms' threads come here
-            return _random_pair(pair) / ("target" if drafter is None else "drafter")
+        return _written(pair) / ("target" if drafter is None else "drafter")
     return target_path(pair) if drafter is None else drafter_path(pair, drafter)
 
 
-def _quantised(pair: str) -> Path:
-    with _BUILDING:
-        return _both_forms(pair)
-
-
-@cache
-def _both_forms(pair: str) -> Path:
-    write_quantised(folder := Path(tempfile.mkdtemp(prefix="rehearsal-")), pair)
-    return folder
-
-
-@cache
-def _random_pair(family: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
-    build(family, folder)
-    return folder
-
-
 _BUILDING = Lock()
+_WRITTEN: dict[str, Path] = {}
+
+
+def _written(pair: str) -> Path:
+    """The folder of a family's random pair, or of a shipped pair's drafter in both forms."""
+    with _BUILDING:  # both platforms' threads come here
+        if pair not in _WRITTEN:
+            folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+            build(pair, folder) if pair in TARGETS else write_quantised(folder, pair)
+            _WRITTEN[pair] = folder
+        return _WRITTEN[pair]
 
 
 def ask(
@@ -198,11 +189,7 @@ _DFLASH2 = tuple(f"{_OURS}model.{op}_kernel" for op in ("convolve_block", "walk_
 SCENARIOS: tuple[Scenario, ...] = (
     # `make test` runs a smaller one, without copies (SHORT).
     Scenario(
-        "dense",
-        DENSE,
-        (adjusted(ask(DENSE, 3)),),
-        (*_PADDED, *_CHOICES, *_COPIES, *_ATTENTION),
-        options=ONE_WIDTH,
+        "dense", DENSE, (adjusted(ask(DENSE, 3)),), (*_PADDED, *_CHOICES, *_COPIES, *_ATTENTION), options=ONE_WIDTH
     ),
     Scenario(
         "requests: penalties, seeds, filters, bias, log-probabilities, grammar", DENSE, _features(DENSE), _CHOICES

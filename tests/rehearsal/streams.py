@@ -48,7 +48,20 @@ def join(clock: Clock, other: Clock) -> None:
         clock[stream] = max(clock.get(stream, 0), count)
 
 
-class Stream:
+class _Awaited:
+    """What the host can wait for: everything in ``seen``."""
+
+    seen: Clock
+
+    def synchronize(self) -> None:
+        join(HOST.seen, self.seen)
+
+    def query(self) -> bool:
+        self.synchronize()  # the host may act on it
+        return True
+
+
+class Stream(_Awaited):
     """In place of ``torch.cuda.Stream``; ``seen`` is what its next operator comes after."""
 
     def __init__(self, *args: Any, name: str = "stream", **options: Any) -> None:
@@ -76,15 +89,8 @@ class Stream:
         event.record(self)
         return event
 
-    def synchronize(self) -> None:
-        join(HOST.seen, self.seen)
 
-    def query(self) -> bool:
-        self.synchronize()
-        return True
-
-
-class Event:
+class Event(_Awaited):
     """In place of ``torch.cuda.Event``. One that was not recorded makes nobody wait, as on CUDA."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -97,13 +103,6 @@ class Event:
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
-
-    def synchronize(self) -> None:
-        join(HOST.seen, self.seen)
-
-    def query(self) -> bool:
-        self.synchronize()  # the host may act on it
-        return True
 
     def elapsed_time(self, end: Event) -> float:
         return 0.0

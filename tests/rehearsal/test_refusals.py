@@ -62,14 +62,6 @@ def test_a_fault_is_refused_at_its_line(name: str, watched: Watch) -> None:
     assert str(refused.value).startswith(f"{kind}: {PLANTED}:")
 
 
-def _read_after_its_event(device: torch.Tensor) -> Any:
-    host = common.async_d2h(device)
-    done = streams.Event()
-    done.record()
-    done.synchronize()
-    return host.tolist()
-
-
 TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "pinned numbers": lambda device, host: common.async_h2d([1, 2], dtype=torch.int64, device=CUDA) + device[:2],
     "numpy numbers in a list": lambda device, host: torch.tensor([np.int64(1)], pin_memory=True),
@@ -80,7 +72,11 @@ TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "a number as an index": lambda device, host: device[2:] + device[1],
     "the host alone": lambda device, host: (host[host].tolist(), int(host.sum()), host.numpy()),
     "a number through a mask": lambda device, host: device.__setitem__(device > 2, 0),
-    "a copy after its event": lambda device, host: _read_after_its_event(device),
+    "a copy after its event": lambda device, host: (
+        copied := common.async_d2h(device),
+        current_stream().record_event().synchronize(),
+        copied.tolist(),
+    ),
     "a copy after its stream": lambda device, host: (
         copied := device.to("cpu", non_blocking=True),
         current_stream().synchronize(),

@@ -6,11 +6,11 @@ on a device it runs with ``OPS_DEVICE=cuda``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import product
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,13 +23,8 @@ from sglang_dflash.states.kernels import gdn_commit, gdn_verify
 from sglang_dflash.states.reference import Records
 from sglang_dflash.states.replay import windows_by_token
 from sglang_dflash.worker.start import checks
+from tests.ops.device import DEVICE
 from tests.support.gdn_replay import RING, Blocks, alike, decode_with_triton, of_records
-
-DEVICE = os.environ.get("OPS_DEVICE", "cpu")
-if DEVICE == "cpu":
-    from tests.rehearsal import interpreter
-
-    interpreter.install()
 
 # Of a result's largest value. The definition keeps an fp32 state whole, the kernel in two 16-bit parts.
 OF_VALUES = {torch.float32: 3e-6, torch.bfloat16: 3e-5, torch.float16: 3e-5}
@@ -102,15 +97,11 @@ def test_without_tracking() -> None:
     check(Blocks(3, 4, device=DEVICE), [4, 0, 2], None)
 
 
-def test_a_strong_decay_first() -> None:
-    blocks = Blocks(1, RING, device=DEVICE)
-    blocks.make_first_decay_strong()
-    check(blocks, [RING], [9])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equal_keys_that_replace_each_other(dtype: torch.dtype) -> None:
-    check(alike(1, dtype=dtype, device=DEVICE), [RING], [9])
+def test_a_strong_decay_and_equal_keys_cost_no_precision() -> None:
+    decaying = Blocks(1, RING, device=DEVICE)
+    decaying.make_first_decay_strong()
+    for blocks in (decaying, *(alike(1, dtype=dtype, device=DEVICE) for dtype in (torch.float32, torch.bfloat16))):
+        check(blocks, [RING], [9])
 
 
 def test_no_requests() -> None:
@@ -169,39 +160,27 @@ def convolves_into_the_next_row(*inputs: Any, **options: Any) -> Any:
     return gdn_convolve(*others, windows, rows.flip(0), **options)
 
 
-def fails(*inputs: Any, **options: Any) -> Any:
-    raise RuntimeError("Triton Error [CUDA]: invalid argument")
-
-
-def lacks_memory(*inputs: Any, **options: Any) -> Any:
-    raise torch.OutOfMemoryError
+FAILS = Mock(side_effect=RuntimeError("Triton Error [CUDA]: invalid argument"))
+LACKS_MEMORY = Mock(side_effect=torch.OutOfMemoryError)  # no fault of the kernels
 
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
-    ("wrong", "found"),
+    ("module", "kernel", "wrong", "found"),
     [
-        (forgets_the_decay, "outputs of gdn_verify"),
-        (leaves_a_nan, "outputs of gdn_verify by nan"),
-        (commits_one_token_less, "without a snapshot"),
-        (convolves_another_tap, "outputs of gdn_convolve"),
-        (convolves_into_the_next_row, "windows of gdn_convolve"),
-        (fails, "do not run on this device: Triton Error"),
-        (lacks_memory, None),  # no fault of the kernels
+        (replay, "gdn_verify", forgets_the_decay, "outputs of gdn_verify"),
+        (replay, "gdn_verify", leaves_a_nan, "outputs of gdn_verify by nan"),
+        (replay, "gdn_commit", commits_one_token_less, "without a snapshot"),
+        (verify, "gdn_convolve", convolves_another_tap, "outputs of gdn_convolve"),
+        (verify, "gdn_convolve", convolves_into_the_next_row, "windows of gdn_convolve"),
+        (replay, "gdn_verify", FAILS, "do not run on this device: Triton Error"),
+        (replay, "gdn_verify", LACKS_MEMORY, None),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_a_wrong_kernel_stops_the_start(
-    wrong: Callable[..., Any], found: str | None, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, kernel: str, wrong: Callable[..., Any], found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, name = next(
-        (of, name)
-        for start, of, name in (
-            ("commits", replay, "gdn_commit"), ("convolves", verify, "gdn_convolve"), ("", replay, "gdn_verify")
-        )
-        if wrong.__name__.startswith(start)
-    )  # fmt: skip
-    monkeypatch.setattr(module, name, wrong)
+    monkeypatch.setattr(module, kernel, wrong)
     with pytest.raises(DFlashError if found else torch.OutOfMemoryError) as caught:
         checks.check_replay(runner(torch.bfloat16, torch.float32, 16), 5)
     if found:

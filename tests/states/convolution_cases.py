@@ -6,7 +6,6 @@ on a device it runs with ``OPS_DEVICE=cuda``.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +20,7 @@ from sglang_dflash.states import reference
 from sglang_dflash.states.convolution import gdn_convolve
 from sglang_dflash.states.reference import Convolved
 from sglang_dflash.states.replay import windows_by_token
-
-DEVICE = os.environ.get("OPS_DEVICE", "cpu")
-if DEVICE == "cpu":
-    from tests.rehearsal import interpreter
-
-    interpreter.install()
+from tests.ops.device import DEVICE
 
 H, K, BLOCK, SLOTS, ROWS = 2, 16, 33, 7, 6
 BITS = {2: torch.int16, 4: torch.int32}

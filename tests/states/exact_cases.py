@@ -6,10 +6,8 @@ kernel interpreted (``TRITON_INTERPRET=1``); on a device it runs with ``OPS_DEVI
 
 from __future__ import annotations
 
-import os
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -18,15 +16,10 @@ from torch import Tensor
 
 from sglang_dflash.features.exact import stepped
 from sglang_dflash.features.exact.rows import as_rows
-from sglang_dflash.states import verify
+from tests.ops.device import DEVICE, INTERPRETED
 from tests.support.gdn_replay import Blocks, decode_with_triton
 
-DEVICE = os.environ.get("OPS_DEVICE", "cpu")
-KERNELS_RUN = os.environ.get("TRITON_INTERPRET") == "1" or DEVICE != "cpu"
-if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.rehearsal import interpreter
-
-    interpreter.install()
+KERNELS_RUN = INTERPRETED or DEVICE != "cpu"
 
 # H, HV, K, V of the tiny hybrid target; of Qwen3.5-27B and of Qwen3.6-35B-A3B, an eighth of their heads.
 TINY = {"H": 2, "HV": 4, "K": 32, "V": 32}
@@ -58,11 +51,6 @@ def decoded(blocks: Blocks) -> tuple[Tensor, Tensor]:
     return outputs.flatten(1, 2), after
 
 
-def recorded(blocks: Blocks, rule: verify.Rule) -> Tensor:
-    """Outputs of a verify of all layers."""
-    return torch.stack([blocks.run(rule, layer) for layer in range(blocks.layers)])
-
-
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     decode_with_triton(monkeypatch)
@@ -70,10 +58,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
         from sglang_dflash_cpu.layers import gdn
 
         monkeypatch.setattr(stepped, "fused_recurrent_gated_delta_rule_packed_decode", gdn.decode)
-
-
-def blocks_of(bs: int, width: int, state_dtype: torch.dtype, **sizes: Any) -> Blocks:
-    return Blocks(bs, width, dtype=torch.bfloat16, state_dtype=state_dtype, device=DEVICE, **sizes)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +74,13 @@ def test_replayed(
     """Outputs, and the state and the snapshot after any number of tokens."""
     monkeypatch.setattr(stepped, "SCRATCH_BYTES", scratch)
     width = 5
-    blocks = blocks_of(2 if sizes is TINY else 1, width, state_dtype, padded=True, **sizes)
+    options = {"dtype": torch.bfloat16, "state_dtype": state_dtype, "device": DEVICE, **sizes}
+    blocks = Blocks(2 if sizes is TINY else 1, width, padded=True, **options)
     expected, after = decoded(blocks)
     before = blocks.states.clone()
     live = torch.tensor(blocks.live).repeat_interleave(width)  # the CPU platform computes padding, the kernel skips it
-    assert torch.equal(recorded(blocks, stepped.step_verify)[:, live], expected[:, live])
+    outputs = torch.stack([blocks.run(stepped.step_verify, layer) for layer in range(blocks.layers)])
+    assert torch.equal(outputs[:, live], expected[:, live])
     assert torch.equal(blocks.states[:, 1:], before[:, 1:])
     gates = [(blocks.A_log, blocks.dt_bias)] * blocks.layers
     places = torch.arange(blocks.bs, device=DEVICE) // 2  # of the requests that are not padding
