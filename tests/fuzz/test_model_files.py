@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from sglang_dflash.drafter import tensors
 from sglang_dflash.drafter.checkpoint import INDEX, MAX_BYTES, ModelFiles
 from sglang_dflash.drafter.config import DrafterConfig
-from sglang_dflash.errors import Finding
 from sglang_dflash.launch.device import CPU
 from sglang_dflash.launch.launch import Launch
 from sglang_dflash.launch.published import accept_lengths, other_target, published_pairs
-from sglang_dflash.launch.rules import Rule, judge
+from sglang_dflash.launch.rules import judge
 from sglang_dflash.launch.width_config import read_config, widths_for
 from tests.fuzz.judge import judged
 from tests.fuzz.values import DEEP, HUGE, INTEGERS, LONG_NUMBER, VALUES, dumped, fuzz, json_files
@@ -38,9 +37,7 @@ NAMES = [
     "../../secret/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "a\0b", "\ud800", "config.json",
 ]  # fmt: skip
 TOKENIZER = {"added_tokens": [{"id": 900, "content": "<mask>"}], "model": {"vocab": {"a": 0}}}
-WIDTHS = [
-    {"widths": [1, 4, 16]}, {}, {"8": {"candidate_steps": [3]}},
-]  # fmt: skip
+WIDTHS = [{"widths": [1, 4, 16]}, {}, {"8": {"candidate_steps": [3]}}]
 
 
 def packed(header: bytes, claimed: int | None = None, data: int = 8) -> bytes:
@@ -51,11 +48,7 @@ def packed(header: bytes, claimed: int | None = None, data: int = 8) -> bytes:
 def read_drafter(model: Path) -> None:
     config = load_config(model)
     tensors.expected_shapes(DrafterConfig.from_dict(config))
-    check(CONFIGURATIONS, launch_of(config, dtype="bfloat16"))
-
-
-def check(rules: dict[str, Rule], launch: Launch) -> list[Finding]:
-    return [*judge(launch, rules)]
+    list(judge(launch_of(config, dtype="bfloat16"), CONFIGURATIONS))
 
 
 def read_tensors(model: Path) -> None:
@@ -63,14 +56,14 @@ def read_tensors(model: Path) -> None:
     assert "secret" not in found and all(0 <= each.num_bytes < 1 << 20 for each in found.values())
     launch = launch_of(DRAFTER, dtype="bfloat16")
     vars(launch.drafter_files).update(tensors=found)
-    check(WEIGHTS, launch)
+    list(judge(launch, WEIGHTS))
 
 
 def read_tokenizer(model: Path) -> None:
     given = settings(dtype="bfloat16", model_path=str(model), speculative_draft_model_path=str(model))
     launch = Launch.of(given, CPU)
     vars(launch).update(drafter=CONFIG)
-    raise_first_error(check(TEXT, launch))
+    raise_first_error([*judge(launch, TEXT)])
 
 
 def read_widths(model: Path) -> None:
@@ -110,7 +103,7 @@ FOUND: list[tuple[str, bytes]] = [
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """A rule imports SGLang when it is first read, and the cards are read once; the memory of that is not a file's."""
-    check(CONFIGURATIONS, launch_of(DRAFTER, dtype="bfloat16"))
+    list(judge(launch_of(DRAFTER, dtype="bfloat16"), CONFIGURATIONS))
     for target, card in published_pairs().items():
         assert accept_lengths(card, 16) and other_target(card["drafter"], target) is None
 

@@ -83,10 +83,7 @@ def test_the_call_starts_with_the_packages_of_a_gpu_machine(tmp_path: Path) -> N
     assert of(found, "texts", "arm", "wrong") == {("plain", None), ("prefix hits", 0)}
     # every packed module loads with that torch's CUDA runtime, and exports its names
     environment = {**os.environ, **site.environment(tmp_path / "site")}
-    command = [
-        str(IMAGE),
-        "-c",
-        "from tools.gpu import modules as m; print(len([m.load(key) for key in m.index()[1]]))",
-    ]
+    program = "from tools.gpu import modules as m; print(len([m.load(key) for key in m.index()[1]]))"
+    command = [IMAGE, "-c", program]
     loaded = subprocess.run(command, cwd=site.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert loaded.returncode == 0 and int(loaded.stdout) > 20, loaded.stderr

@@ -80,12 +80,8 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
 
     context, vocab = shapes.drafter.max_position_embeddings, shapes.vocab
     table = tensor(REQUEST_ROWS, context + 20, dtype=torch.int32)
-    ops.prepare_block(
-        *(longs(bs), longs(bs), longs(bs), table),
-        width=width,
-        mask_token_id=shapes.drafter.mask_token_id,
-        state_table=tensor(REQUEST_ROWS, dtype=torch.int32),
-    )
+    mask, states = shapes.drafter.mask_token_id, tensor(REQUEST_ROWS, dtype=torch.int32)
+    ops.prepare_block(*[longs(bs)] * 3, table, width=width, mask_token_id=mask, state_table=states)
     drafts, drafted = tensor(bs, width - 1), tensor(bs, width - 1, dtype=torch.float32)
     ops.take_drafts(longs(bs, width), drafts, longs(bs), tensor(1), drafted)
     _norm_rope(shapes, longs(bs * width))
@@ -94,13 +90,9 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     hidden = tensor(bs * width, captured, dtype=torch.bfloat16)
     accept_lens = tensor(bs, dtype=torch.int32, skipped=skipped)
     ops.stage_block(hidden, *[longs(bs * width)] * 2, accept_lens, hidden, *[tensor(bs * width)] * 2)
-    ops.penalize_block(
-        tensor(bs, width, vocab, dtype=torch.float32),
-        longs(bs, width),
-        tensor(REQUEST_ROWS, vocab, dtype=torch.int32),
-        longs(bs),
-        tensor(REQUEST_ROWS, 3, dtype=torch.float32),
-    )
+    block_logits = tensor(bs, width, vocab, dtype=torch.float32)
+    counts, coefficients = tensor(REQUEST_ROWS, vocab, dtype=torch.int32), tensor(REQUEST_ROWS, 3, dtype=torch.float32)
+    ops.penalize_block(block_logits, longs(bs, width), counts, longs(bs), coefficients)
     sizes = {"first": 1, "size": 2064, "window": 2048, "page": 1}
     ops.view_rings(table, tensor(REQUEST_ROWS), longs(bs), longs(bs), longs(bs * width), **sizes)
     history, found = tensor(REQUEST_ROWS, context + 34, dtype=torch.int32), tensor(REQUEST_ROWS, 2)
@@ -122,6 +114,10 @@ def launch_ours(shapes: RankShapes, *, bs: int, width: int, block: int = 16, ski
     _dflash2(shapes, bs, width, skipped)
     _gdn_convolve(shapes, bs, width, block, longs)
     _gdn_replay(shapes, bs, width, block, longs)
+
+
+def half(*shape: int) -> Tensor:
+    return tensor(*shape, dtype=torch.bfloat16)
 
 
 def _noise(bs: int) -> Noise:
@@ -150,10 +146,6 @@ def _attention(shapes: RankShapes, bs: int, width: int, table: Tensor, longs: Ca
 def _dflash2(shapes: RankShapes, bs: int, width: int, skipped: int) -> None:
     """Both convolutions of a sublayer and the walk, with the sizes of Qwen3.8-27B's drafter beyond the plain ones."""
     taps, group, rank, top_k, hidden = 2, 16, 256, 16, shapes.drafter.hidden_size
-
-    def half(*shape: int) -> Tensor:
-        return tensor(*shape, dtype=torch.bfloat16)
-
     base, corrections = half(2, taps, hidden), half(bs * width, 2, taps, hidden // group)
     for side in range(2):
         ops.convolve_block(half(bs * width, hidden), base[side], corrections[:, side], width=width)
@@ -168,10 +160,6 @@ def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Ca
     """Projections in one product, and in two; then without z."""
     HV, V = shapes.value_heads, shapes.target["linear_value_head_dim"]
     dim = 2 * shapes.key_heads * shapes.target["linear_key_head_dim"] + HV * V
-
-    def half(*shape: int) -> Tensor:
-        return tensor(*shape, dtype=torch.bfloat16)
-
     row = dim * (block + 2)
     memory = half(1, REQUEST_ROWS, dim, block + 2)
     windows = windows_by_token(memory.as_strided((1, REQUEST_ROWS, block, dim, 3), (0, row, 1, block + 2, 1)))[0]
@@ -182,10 +170,7 @@ def _gdn_convolve(shapes: RankShapes, bs: int, width: int, block: int, longs: Ca
     apart, split = half(tokens, dim + HV * V), half(tokens, dim)
     for x, ba in ((qkvz, own_gates), (apart, gates), (split, gates)):
         b, a = ba.chunk(2, -1)
-        gdn_convolve(
-            *(x, a, b, weight, None, states, longs(bs), windows, longs(bs)),
-            width=width, recurrent=recurrent,
-        )  # fmt: skip
+        gdn_convolve(x, a, b, weight, None, states, longs(bs), windows, longs(bs), width=width, recurrent=recurrent)
 
 
 def _gdn_replay(
