@@ -1,4 +1,4 @@
-"""Runs of tests: a shared server that ends is named, an interrupted run leaves no process."""
+"""Runs of tests: a shared server that ends is named, an interrupted run leaves no process, no proof is repeated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.serving.matrix import Record
+from tools import proof
+from tools.proof import Run, runs
 
 ROOT = Path(__file__).parents[2]
 HTTP = """
@@ -78,3 +82,27 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, workers: int) -> N
         each.send_signal(signal.SIGINT)
     _, alive = psutil.wait_procs(family, timeout=30)
     assert [each.cmdline() for each in alive] == []
+
+
+def test_a_run_is_repeated_after_a_failure_and_once_a_file_that_it_depends_on_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = ("", 0, 0)
+    monkeypatch.setattr(proof, "CACHE", tmp_path)
+    monkeypatch.setattr(Record, "key", property(lambda _: now[0]))
+    monkeypatch.setattr(proof, "runs", lambda: [Run("a", f"echo ran >> {tmp_path}/ran; exit {now[1]}")])
+    for now in (("before", 3, 1), ("before", 0, 2), ("before", 0, 2), ("after", 0, 3)):
+        with pytest.raises(SystemExit) as ended:
+            proof.main(None)
+        assert ended.value.code == bool(now[1]) and (tmp_path / "ran").read_text() == "ran\n" * now[2]
+
+
+def test_every_make_target_that_tests_is_a_run() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    commands = " ".join(run.command for run in runs())
+    targets = makefile.partition(".PHONY:")[2].partition("\n")[0].split()
+    tests = {target for target in targets if target.startswith("test")} - {"test-gpu"}
+    for target in tests | {"soak", "fuzz", "mutants", "rehearse"}:
+        assert f"make {target}" in commands, target
+    names = [run.name for run in runs()]
+    assert len(names) == len(set(names))

@@ -63,8 +63,7 @@ def tests_of(kit: type) -> list[str]:
 def served(row: str, folder: Path, *, plain: bool) -> Iterator[Server]:
     pair, flags, ours = ROWS[row]
     if row == "disaggregated":
-        drafter = None if plain else "good"
-        with disaggregated(pair, folder, *SMALL, *flags, base=FEATURES, drafter=drafter) as servers:
+        with disaggregated(pair, folder, *SMALL, *flags, base=FEATURES, drafter=None if plain else "good") as servers:
             yield servers.router
     else:
         start, more = (plain_server, ()) if plain else (dflash_server, ours)

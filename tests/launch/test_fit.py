@@ -27,7 +27,7 @@ from sglang_dflash.launch.plan import DraftWindow, draft_window
 from sglang_dflash.launch.sizes import target_kv_per_token
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.support.cards import FOLDER, NAMES, card
-from tests.support.configs import MISSING, card_pair, checked, drafter, target, write_model
+from tests.support.configs import MISSING, card_pair, checked, drafter, memory_of, target, write_model
 from tests.support.files import load_config, load_drafter, raise_first_error
 
 TARGET_27B, DFLASH2 = card_pair("Qwen3.6-27B")["target"], COMMANDS / "qwen38-27b-dflash2"
@@ -198,3 +198,18 @@ def test_check_counts_the_indices_of_cuda_graphs(gpu: str, flags: tuple[str, ...
     """Bytes per request and token of the context: positions, times an index and FlashInfer's mask."""
     memory = checked("Qwen3.5-4B", *flags, on=GPUS[gpu]).memory
     assert memory is not None and memory.sizing.indices == each * CONTEXT
+
+
+def test_ranks_of_a_group_divide_attention_and_all_ranks_the_experts() -> None:
+    name = "Qwen3.6-35B-A3B"
+    alone, shared, dp = (
+        memory_of(name, "--max-running-requests", "32", *flags).sizing
+        for flags in ((), ("--tp-size", "4"), ("--tp-size", "4", "--attn-dp-size", "4", "--enable-dp-lm-head"))
+    )
+    for size in ("target_kv", "draft_kv", "drafter_weights", "scratch"):
+        assert getattr(dp, size) == getattr(alone, size)
+    assert shared.target_kv < dp.target_kv and dp.max_running == 8
+    # Three quarters of the experts are elsewhere, and nothing else is.
+    experts = 40 * 256 * 3 * 2048 * 512 * 2
+    assert alone.target_weights - dp.target_weights == pytest.approx(experts * 3 / 4, rel=1e-6)
+    assert shared.target_weights == alone.target_weights // 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-
+import sglang.srt.models
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_dflash import enter
@@ -22,6 +23,7 @@ from sglang_dflash.launch import resolution as hooks_launch
 from sglang_dflash.launch.device import CPU, Device
 from sglang_dflash.launch.plan import Decision, attach_decision, decision_of
 from sglang_dflash.launch.settings import SWITCH
+from sglang_dflash.launch.which_worker import LOCAL_EMBEDDING
 from sglang_dflash_lab.pairs import drafter_path, target_path
 from tests.launch.commands import FOLDER as COMMANDS
 from tests.launch.test_findings import AMD
@@ -116,3 +118,24 @@ def test_arguments_resolved_without_us_are_left_to_sglang(caplog: pytest.LogCapt
         "DFLASH is served by SGLang's own worker, not by sglang-dflash: "
         "its arguments were resolved in a process without the plugin dflash"
     ]
+
+
+# --- DP attention
+
+MODULES = {
+    **{"qwen2": "qwen2", "qwen3": "qwen2", "qwen3_vl": "qwen2", "qwen3_vl_text": "qwen2", "qwen3_moe": "qwen2_moe"},
+    **{"qwen3_vl_moe": "qwen2_moe", "qwen3_vl_moe_text": "qwen2_moe", "qwen3_next": "qwen3_next"},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "qwen3_5"),
+}
+
+RULES = ("use_attn_tp_group=is_dp_attention_enabled()", "enable_tp=not is_dp_attention_enabled()")
+
+
+def test_sglangs_models_embed_within_a_group() -> None:
+    """From its source: these models need kernels to be imported on a GPU."""
+    assert set(MODULES) == LOCAL_EMBEDDING
+    for name in {*MODULES.values(), "llama"}:
+        tree = ast.parse((Path(sglang.srt.models.__path__[0]) / f"{name}.py").read_text())
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        [made] = [call for call in calls if call.startswith("VocabParallelEmbedding(")]
+        assert any(rule in made for rule in RULES) is not (name == "llama"), name

@@ -8,7 +8,8 @@ import pytest
 
 from sglang_dflash.width import AdaptiveWidth, CostTable
 from sglang_dflash.width.adaptive import PATIENCE
-from tests.width.traffic import Machine, adaptive, best_width, drive, rate
+from sglang_dflash.width.policy import BUCKETS
+from tests.width.traffic import WIDTHS, Machine, adaptive, best_width, drive, rate
 
 
 def test_a_wrong_calibration_is_corrected():
@@ -46,3 +47,29 @@ def test_an_update_of_weights_forgets_acceptance_and_keeps_costs():
     assert found["survival"] == expected["survival"] and found["paused"] is None
     assert found["costs"] != expected["costs"]
     assert max(learned.width(8) for _ in range(40)) > 1
+
+
+# --- requests that repeat themselves; their speed: test_regret.py
+
+WIDE = (*WIDTHS, 32)
+ONE = [tuple(int(k == bucket) for k in range(BUCKETS)) for bucket in range(BUCKETS)]  # request, by its bucket
+
+
+def test_a_match_starts_a_block_at_once_and_the_pause_goes_on_without_one():
+    machine = Machine(3)
+    chosen = adaptive(machine)
+    drive(chosen, machine, lambda _: 0.05, 300, 1)
+    pause = chosen.paused
+    assert pause is not None and min(chosen.width(1) for _ in range(2)) == 1  # one may be a probe
+    assert chosen.width(1, ONE[4]) > 1
+    chosen.observe(1, [1])
+    assert min(chosen.width(1) for _ in range(2)) == 1 and chosen.paused is pause and chosen.describe()["pauses"] == 1
+
+
+@pytest.mark.parametrize(("ratio", "pays"), [(1.5, True), (8.0, False)])
+def test_widths_beyond_the_drafters_block_are_chosen_for_matches_that_pay(ratio, pays):
+    machine = Machine(ratio)
+    chosen = adaptive(machine, WIDE, 16)
+    run = drive(chosen, machine, lambda _: 0.98, 300, 1, bucket=4)
+    assert (run.widths.count(32) > 200) is pays
+    assert chosen.survival.max_width == 16 and chosen.by_bucket[4].max_width == 32
