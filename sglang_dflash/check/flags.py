@@ -23,7 +23,6 @@ _SILENT |= {"speculative_algorithm", "speculative_draft_load_format", "trust_rem
 # SGLang sets the first two for DFLASH; each committed token is the target's own draw
 _WITHOUT_EFFECT = {"speculative_num_steps", "speculative_eagle_topk"}
 _WITHOUT_EFFECT |= {"speculative_use_rejection_sampling", "speculative_use_block_verification"}
-_PATH = ("/", "./", "../", "~")
 
 
 class _Parser(ArgumentParser):
@@ -69,7 +68,10 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     pair = {"model_path": target, "speculative_algorithm": "DFLASH", "speculative_draft_model_path": drafter}
     own = [f"{flag_of(name)}={value}" for name, value in pair.items() if value is not None]
     parser = sglang_parser()
-    args, unknown = parser.parse_known_args([*own, *flags])
+    try:
+        args, unknown = parser.parse_known_args([*own, *flags])
+    except (AssertionError, ValueError) as refused:  # --lora-paths
+        parser.error(str(refused))
     if unknown:
         word, known = unknown[0].partition("=")[0], list(parser._option_string_actions)
         near = [_ADAPTIVE] if word.endswith(_FORKS_WIDTH) else get_close_matches(word, known, 1, _MISSPELT)
@@ -85,7 +87,7 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
         if value is not None and given != value and (given.upper() != value or value != "DFLASH"):
             raise DFlashError(f"{flag} {given} contradicts {value}, which is checked", remedy=f"leave {flag} out")
     for path in (args.model_path, args.speculative_draft_model_path or ""):
-        if path.startswith(_PATH) and not os.path.isdir(path):
+        if path.startswith(("/", "./", "../", "~")) and not os.path.isdir(path):
             raise DFlashError(f"there is no folder {path}", remedy="correct the path")
     if args.speculative_draft_model_path == AUTO:
         args.speculative_draft_model_path = drafter_of(args.model_path)
@@ -103,8 +105,5 @@ def check_unread(given: Sequence[str], settings: Settings) -> Iterator[Finding]:
     if none := [flag_of(name) for name in unread if name in _WITHOUT_EFFECT]:
         yield note(f"{' and '.join(none)} {'have' if len(none) > 1 else 'has'} no effect with DFLASH", about="flags")
     if counted := [flag_of(name) for name in unread if name not in _WITHOUT_EFFECT]:
-        yield note(
-            f"{' '.join(counted)}: flags that can change memory or kernels, which this check does not count",
-            remedy="read the memory that the server logs at its start",
-            about="flags not counted",
-        )
+        found = f"{' '.join(counted)}: flags that can change memory or kernels, which this check does not count"
+        yield note(found, remedy="read the memory that the server logs at its start", about="flags not counted")

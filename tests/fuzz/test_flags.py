@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_dflash.check import machine
@@ -56,6 +56,7 @@ def check(folder: Path, *flags: str, code: bool = False, **target: Any) -> list[
 
 @fuzz
 @given(ARGV)
+@example(["--lora-paths", "{}"])
 def test_a_command(tmp_path: Path, words: list[str]) -> None:
     parser = ArgumentParser()
     accept_old_flags(None, parser)
