@@ -8,19 +8,18 @@ from unittest.mock import MagicMock
 for name in ("flashinfer", "flashinfer.decode", "sgl_kernel", "sgl_kernel.flash_attn"):
     sys.modules[name] = MagicMock(__spec__=MagicMock())
 
-from sglang.srt.runtime_context import get_spec  # noqa: E402
-
 CONTEXT, BLOCK, PAGE = 96, 16, 1
 for module, backend in {
     "flashattention_backend": "FlashAttentionBackend",
     "trtllm_mha_backend": "TRTLLMHAAttnBackend",
 }.items():
-    chosen = getattr(importlib.import_module(f"sglang.srt.layers.attention.{module}"), backend)
-    made = object.__new__(chosen)
+    found = importlib.import_module(f"sglang.srt.layers.attention.{module}")
+    found.get_spec = lambda: MagicMock(speculative_num_draft_tokens=BLOCK)
+    made = object.__new__(getattr(found, backend))
     runner = MagicMock(page_size=PAGE)
     runner.model_config.context_len, runner.model_config.is_encoder_decoder = CONTEXT, False
     # A later line needs a GPU.
-    with suppress(Exception), get_spec().override(speculative_num_draft_tokens=BLOCK):
+    with suppress(Exception):
         made.__init__(runner)
     assert hasattr(made, "max_num_pages"), f"{backend}: not reached"
     assert made.max_num_pages * PAGE >= CONTEXT - 1 + BLOCK, f"{backend}: {made.max_num_pages} pages"

@@ -313,7 +313,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         Scenario(
             f"{family}: {name}",
             family,
-            (ask(family, 2, 6, growth=2),) * 2,
+            (ask(family, 2, 12, growth=2),) * 2,
             ("replays: target 2", "replays: drafter 2", "events: cached tokens", *_COPIES[:1], *met),
             graphs=(2,),
             options={
