@@ -46,10 +46,10 @@ def test_a_server(tmp_path):
 
 
 def run(folder: Path, text: str, *options: str) -> subprocess.Popen[str]:
-    """Start pytest on a file with this text, as `make` does."""
+    """Start pytest on a file with this text, as `make` does in a terminal: a shell's background job ignores SIGINT."""
     (folder / "test_it.py").write_text(text)
     given = ("-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", "-p", "tests.conftest", "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", *given, *options, str(folder / "test_it.py")]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "pytest", *given, *options, f"{folder}/test_it.py"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
