@@ -5,6 +5,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from json import JSONDecodeError
 from typing import NoReturn
 
 from sglang_dflash.errors import DFlashError, Finding, note
@@ -70,8 +71,8 @@ def parse(flags: Sequence[str], *, target: str | None, drafter: str | None) -> t
     parser = sglang_parser()
     try:
         args, unknown = parser.parse_known_args([*own, *flags])
-    except (AssertionError, ValueError) as refused:  # --lora-paths
-        parser.error(str(refused))
+    except (AssertionError, JSONDecodeError) as refused:
+        parser.error(f"--lora-paths: {refused}")
     if unknown:
         word, known = unknown[0].partition("=")[0], list(parser._option_string_actions)
         near = [_ADAPTIVE] if word.endswith(_FORKS_WIDTH) else get_close_matches(word, known, 1, _MISSPELT)

@@ -41,8 +41,8 @@ LEFT = {
     # no server; servers that the kit starts; a server that ends every request
     "unified_radix_cache", "SpecParityKit", "pd_parity_kit", "WaitingTimeoutMixin", "RunningTimeoutTwoWaveMixin",
 }  # fmt: skip
-# May fail under DFLASH alone: docs/internals/replay.md#streaming-sessions, and three samples without a seed, of which a
-# quarter ends in spaces under both.
+# May fail under DFLASH alone: docs/internals/replay.md#streaming-sessions, and three samples without a seed, which may
+# end in spaces.
 EXCUSED = ("test_kv_cache_inheritance", "test_regex_generate_complex_json")
 Results = dict[str, str | None]
 
