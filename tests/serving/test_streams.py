@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,16 +25,7 @@ QUESTION = "Quinn has 10 cards. Quinn loses 5 of them. Quinn finds 22 cards. How
 PROMPT = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 EMOJI = "漢字 🙂👍🏽 👩‍👩‍👧 ok\n"
 PIECES = {"content", "reasoning_content", "arguments", "text", "thinking", "partial_json", "delta", "response"}
-OF_A_REQUEST = {
-    "id",
-    "created",
-    "created_at",
-    "completed_at",
-    "item_id",
-    "call_id",
-    "sequence_number",
-    "total_duration",
-}
+PER_CALL = {"id", "created", "created_at", "completed_at", "item_id", "call_id", "sequence_number", "total_duration"}
 
 
 def calls(parser: str, *names: str) -> str:
@@ -105,17 +97,17 @@ def body(endpoint: str, model: str) -> dict[str, Any]:
     }[endpoint]
 
 
-def seen(response: httpx.Response) -> tuple[list[list[Any]], list[Any]]:
-    """The events of a stream or the answer, adjacent ones that differ in a text joined; its log-probabilities."""
+def seen(response: httpx.Response) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+    """The events of a stream or the answer, adjacent ones that differ in a text joined; log-probabilities by key."""
     assert response.status_code == 200, response.text
     found: list[list[Any]] = []
-    scores: list[Any] = []
+    scores = defaultdict[str, list[Any]](list)
 
     def stable(value: Any, texts: list[str], key: str = "") -> Any:
         if isinstance(value, dict):
-            if value.get("logprobs"):
-                scores.append(value["logprobs"])
-            return {k: stable(v, texts, k) for k, v in value.items() if k not in {"logprobs", *OF_A_REQUEST}}
+            for name, part in (value.get("logprobs") or {}).items():
+                scores[name].append(part)
+            return {k: stable(v, texts, k) for k, v in value.items() if k not in {"logprobs", *PER_CALL}}
         if isinstance(value, list):
             return [stable(each, texts) for each in value]
         if isinstance(value, str) and key in PIECES:

@@ -145,12 +145,14 @@ def skew_times() -> None:
 
 
 def times() -> None:
-    """Steps of a width take the same time."""
+    """Steps of a width take the same time, those of the calibration too."""
 
     def fix(steps: Any, *_: Any) -> Any:
         return [dataclasses.replace(step, milliseconds=_MILLISECONDS[step.width]) for step in steps]
 
     _hook("AFTER", _TIMES, fix)
+    calibrated = "sglang_dflash.worker.start.calibration.step_times"
+    _hook("AFTER", calibrated, lambda cells, *_: {cell: _MILLISECONDS[cell[1]] for cell in cells})
 
 
 def copy_rule() -> None:
