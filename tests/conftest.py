@@ -244,7 +244,7 @@ def copies_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
         assert int((folder / "histories.txt").read_text()) > 0
         info = worker_info(server)
-        assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "12", "16"}, info
+        assert set(info["steps_by_width"]) == {"1", "2", "4", "8", "16"}, info
         assert info["memory_bytes"]["drafter_weights"] == info["memory_bytes"]["draft_kv"] == 0
         assert_nothing_leaked(server)
 

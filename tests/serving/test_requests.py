@@ -13,10 +13,11 @@ import httpx
 import pytest
 import transformers
 
+from sglang_dflash_lab.bench.tasks import load
 from sglang_dflash_lab.pairs import target_path
 from tests.support.catalogue import BAD, NEW_TOKENS, PROCESSORS, parameters
 from tests.support.generation import answers, assert_nothing_leaked, raw, tokens
-from tests.support.prompts import corpus, random_prompts
+from tests.support.prompts import corpus, message_ids, random_prompts
 from tests.support.servers import FEATURES, RANDOM_WIDTHS, Server, dflash_server, strict, with_plugin
 
 pytestmark = pytest.mark.engine
@@ -107,7 +108,7 @@ def test_sampling_masks_are_plain_decodings(server: Server, plain_hybrid: Server
     params = [{"temperature": 1.5, "max_new_tokens": NEW_TOKENS, "sampling_seed": 3, **each} for each in filters]
     body = {"return_sampling_mask": [True, True, True, False]}
     body["sampling_logprobs_mode"] = ["selected", "support", "selected", None]
-    asked = [*corpus(PAIR, 1), *random_prompts(PAIR, 3)]
+    asked = [*message_ids(PAIR, load("repeat", 1)), *random_prompts(PAIR, 3)]
     found, wide = answers(server, asked, params, **body), 0
     assert "output_token_sampling_mask" not in found[3]["meta_info"]
     for i, (prompt, answer) in enumerate(zip(asked[:3], found[:3], strict=True)):

@@ -48,7 +48,7 @@ def test_the_core_installs_alone_and_the_three_wheels_serve_the_demo_beside_stoc
     printed = say("sglang-dflash", "version").strip()
     assert printed == f"sglang-dflash {__version__} for SGLang {TESTED_SGLANG}; installed: {TESTED_SGLANG}"
     missing = subprocess.run([bin / "sglang-dflash", "pairs"], env=away, capture_output=True, text=True, check=False)
-    assert missing.returncode == 2 and "`pip install ./lab`" in missing.stderr
+    assert missing.returncode == 2 and "No such command 'pairs'" in missing.stderr
 
     install(tmp_path / "bare", cpu, lab)
     assert say("python", "-c", PLAIN).split()[-1] == "DFlashCpuPlatform"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dflash_lab.pairs import drafter_path
+from tests.serving.test_weight_updates import tensors_of, update
 from tests.support.generation import Answer, assert_nothing_leaked, flush, generate, generate_all
 from tests.support.prompts import corpus
 from tests.support.servers import (
@@ -124,8 +125,7 @@ def test_tails_leave_by_age_with_retractions_and_with_weights(tmp_path: Path) ->
         assert (kept := worker_info(server)["tails"])["evicted"] and kept["slots"] <= kept["of"]
         [(prompt, answer)] = turns(server, "tiny-hybrid", 1, 1)[0]
         asked = [*prompt, *answer.tokens, *prompt[-80:]]
-        update = {"model_path": str(drafter_path("tiny-hybrid", "good")), "flush_cache": False}
-        response = server.post("/update_weights_from_disk", update)
+        response = update(server, tensors_of(drafter_path("tiny-hybrid", "good")), "draft", flush_cache=False)
         assert response.json()["success"], response.text
         assert worker_info(server)["tails"]["prefixes"] == 0
         served = [[(asked, generate(server, asked, NEW_TOKENS, return_logprob=True))]]

@@ -55,7 +55,7 @@ def demo(console: Console, settings: Settings, full: bool) -> None:
         show_sampled(console, settings)
         print_results(settings.out, wide_console())
     else:
-        console.print("", *conclusion(Summary(settings.out)), sep="\n", style="bold", highlight=False)
+        console.print("", *conclusion(Summary(settings.out)), sep="\n", style="bold", highlight=False, soft_wrap=True)
 
 
 def race(console: Console, messages: tuple[dict[str, str], ...], base_urls: list[str]) -> None:
