@@ -78,6 +78,7 @@ def install() -> None:
         (f"{segments}.replay", report.replayed_prefill),
     ):
         HookRegistry.register(f"sglang.srt.{method}", hook, HookType.AFTER)
+    HookRegistry.register("sglang_dflash.states.commit.RecurrentCommit.advance", report.advanced, HookType.AFTER)
     capture = f"sglang.srt.{runners}.full_cuda_graph_backend.FullCudaGraphBackend.capture_one"
     HookRegistry.register(capture, report.capture, HookType.AROUND)
     if os.environ.get("REHEARSE_BUILTIN"):

@@ -10,14 +10,17 @@ from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 
 # "replays: target 4" (role, batch size; "replays: prefill" of the target), "widths: target 8" (replays by width),
 # "replayed by: DraftGraphs" (a class), "eager: target 4" and "eager widths: target 8" (forwards without a graph),
-# "events: retracted".
+# "events: retracted", "events: track boundaries" (crossed by requests).
 MET: collections.Counter[str] = collections.Counter()
 # Kernels that were compiled before the server took requests.
 _AT_START: set[str] = set()
+# By step, requests that crossed one; read once no step runs.
+_TRACKED: list[Any] = []
 
 
 def add(result: Any, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``, where ``Engine.get_server_info`` reads."""
+    MET["events: track boundaries"] = sum(map(int, _TRACKED))
     met = {**MET, **{f"launches: {kernel}": count for kernel, count in LAUNCHES.items()}}
     late = sorted(COMPILED - _AT_START)
     result.internal_state["rehearsal"] = {"met": met, "compiled late": late}
@@ -43,6 +46,11 @@ def mixed(result: Any, *_: Any, **__: Any) -> None:
 def prefilled(result: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Hook after ``ScheduleBatch.prepare_for_extend``."""
     MET["events: cached tokens"] += sum(batch.prefix_lens)
+
+
+def advanced(_: None, commit: Any, step: Any) -> None:
+    """Hook after ``RecurrentCommit.advance``."""
+    _TRACKED.append((step.accepted.counts[1:] > 0).sum())
 
 
 def _role(runner: Any) -> str:
