@@ -22,14 +22,14 @@ def add(result: Any, *_: Any) -> Any:
     """Hook after ``Scheduler.get_internal_state``, where ``Engine.get_server_info`` reads."""
     MET["events: track boundaries"] = sum(map(int, _TRACKED))
     met = {**MET, **{f"launches: {kernel}": count for kernel, count in LAUNCHES.items()}}
-    late = sorted(COMPILED - _AT_START)
-    result.internal_state["rehearsal"] = {"met": met, "compiled late": late}
+    result.internal_state["rehearsal"] = {"met": met, "compiled late": sorted(COMPILED - _AT_START)}
     return result
 
 
 def started() -> None:
     """Replacement of ``mark_serving_started``."""
     _AT_START.update(COMPILED)
+    _TRACKED.clear()
     backends.started()
 
 
