@@ -14,7 +14,7 @@ from tests.rehearsal.interpreter import COMPILED, LAUNCHES
 MET: collections.Counter[str] = collections.Counter()
 # Kernels that were compiled before the server took requests.
 _AT_START: set[str] = set()
-# By step, requests that crossed one; read once no step runs.
+# Requests that crossed a track boundary, by step. A step that read them would wait.
 _TRACKED: list[Any] = []
 
 
@@ -48,7 +48,7 @@ def prefilled(result: Any, batch: Any, *_: Any, **__: Any) -> None:
     MET["events: cached tokens"] += sum(batch.prefix_lens)
 
 
-def advanced(_: None, commit: Any, step: Any) -> None:
+def advanced(_: None, __: Any, step: Any) -> None:
     """Hook after ``RecurrentCommit.advance``."""
     _TRACKED.append((step.accepted.counts[1:] > 0).sum())
 

@@ -162,9 +162,7 @@ DENSE, HYBRID = "tiny-dense", "tiny-hybrid"
 TURNS = ask(HYBRID, 4, 4, growth=8, repeat=3, cut=110)
 _REPLAYED = ("replays: target 4", "replays: drafter 4")
 _PADDED = (*_REPLAYED, "replays: target 1", "replays: drafter 1")
-_MAMBA = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton."
-_SNAPSHOT = f"{_MAMBA}track_mamba_state_if_needed_kernel"
-_BOUNDARY = "events: track boundaries"
+_SNAPSHOT = "launches: sglang.kernels.ops.mamba.mamba_state_scatter_triton.track_mamba_state_if_needed_kernel"
 _KERNELS = "launches: sglang_dflash.states.kernels."
 _CONVOLVED = "launches: sglang_dflash.states.convolution.gdn_convolve_kernel"
 _STATES_REPLAYED = (*(f"{_KERNELS}{name}_kernel" for name in ("gdn_verify", "gdn_commit")), _CONVOLVED)
@@ -231,7 +229,7 @@ SCENARIOS: tuple[Scenario, ...] = (
             f"hybrid: prefix hits, states across track boundaries (extra_buffer){name}",
             HYBRID,
             (ask(HYBRID, 1, 12, repeat=3, cut=120),) * 2,
-            (_BOUNDARY, *_STATES_REPLAYED, "events: cached tokens", *met),
+            ("events: track boundaries", *_STATES_REPLAYED, "events: cached tokens", *met),
             options={**_SNAPSHOTS, **options},
         )
         for name, met, options in (("", (), {}), (", widths at random", _SOME_WIDTHS, RANDOM_WIDTHS))
